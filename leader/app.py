@@ -1,0 +1,40 @@
+"""The Celery application of one leader process: one task, one queue of its own, an embedded beat."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from leader.beat import TICK_SECONDS, Ring, RingingScheduler
+from leader.round import Round
+from leader.wiring import make_round
+from pipeline.store import keys
+from pipeline.tickets import TICK, celery_settings
+
+
+def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
+    """An application whose only task runs `round_` once, by default one of its own. Nothing is sent yet."""
+    led = make_round(redis_url, name) if round_ is None else round_
+    app = Celery("celeriac-leader", set_as_current=False)
+    app.conf.update(celery_settings(redis_url))
+    queue = keys.leader_queue_name(name)
+    app.conf.update(
+        # The nameless exchange: kombu then stores no binding that would outlive the queue.
+        task_queues=[Queue(queue, Exchange(""), routing_key=queue)],
+        task_default_queue=queue,
+        # No answers to broadcasts, so no mailbox is left behind when the process is killed.
+        worker_enable_remote_control=False,
+        worker_redirect_stdouts=False,
+        result_expires=None,  # else beat adds a task that cleans results up
+        beat_schedule={"tick": {"task": TICK, "schedule": TICK_SECONDS}},
+        beat_scheduler=partial(RingingScheduler, ring=Ring(redis_url, name)),
+        beat_max_loop_interval=TICK_SECONDS,
+    )
+
+    @app.task(name=TICK)  # type: ignore[untyped-decorator]  # celery has no types
+    def tick() -> None:
+        led.run_once()
+
+    return app

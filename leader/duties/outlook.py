@@ -1,0 +1,45 @@
+"""What the leader of a job remembers from round to round, to judge silence fairly. A new leader remembers nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from leader.roster import Identity, identity, is_stopping
+from pipeline.facts import JobFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All times are server milliseconds.
+
+    owned_at_ms: identity -> when it last owned work. stopped: identities that said they end in good order.
+    doubtful_until_ms: till then silence proves nothing, since this leader was cut off from Redis itself.
+    run_id, server_since_ms: the server's run id, and when this leader first saw it.
+    """
+
+    owned_at_ms: Mapping[Identity, int] = field(default_factory=dict)
+    stopped: frozenset[Identity] = frozenset()
+    last_round_ms: int = 0
+    doubtful_until_ms: int = 0
+    run_id: str = ""
+    server_since_ms: int = 0
+
+    def after(self, facts: JobFacts, run_id: str) -> Outlook:
+        """The outlook with one more look at the job."""
+        now_ms = facts.now_ms
+        lease_ms = int(facts.record.plan.limits.lease_seconds * 1000)
+        owners = {(part.owner, part.incarnation) for part in facts.partitions if part.owner and not part.done}
+        # An identity matters while it owns something or is registered.
+        known = owners | {identity(worker) for worker in facts.workers}
+        owned_at_ms = {who: at for who, at in self.owned_at_ms.items() if who in known}
+        was_cut_off = self.last_round_ms > 0 and now_ms - self.last_round_ms > lease_ms / 2
+        return Outlook(
+            owned_at_ms=owned_at_ms | dict.fromkeys(owners, now_ms),
+            stopped=frozenset(who for who in self.stopped if who in known)
+            | {identity(worker) for worker in facts.workers if is_stopping(worker)},
+            last_round_ms=now_ms,
+            doubtful_until_ms=now_ms + lease_ms if was_cut_off else self.doubtful_until_ms,
+            run_id=run_id,
+            server_since_ms=self.server_since_ms if run_id == self.run_id else now_ms,
+        )

@@ -1,0 +1,51 @@
+"""Puts a leader's parts together: one place that knows all duties and their order."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from leader.duties.ending import Ending
+from leader.duties.gate import Gate
+from leader.duties.lifecycle import Lifecycle
+from leader.duties.placement import Placement
+from leader.duties.retention import Retention
+from leader.duties.retry import Retry
+from leader.round import Duties, Round
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.leadership import LeaderRegistry, Leadership
+from pipeline.store.scripts import Scripts
+
+
+def make_round(
+    redis_url: str,
+    name: str,
+    rng: random.Random | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Round:
+    """The round of the leader process `name`. Its nonces come from `rng`, by default the system's source.
+
+    Connects when first run. Raises UnsuitableServer for an address that cannot be understood.
+    """
+    rng = rng or random.SystemRandom()
+    scripts = Scripts(connect(redis_url))
+    jobs = JobStore(scripts)
+    leadership = Leadership(scripts, name, f"{rng.getrandbits(64):016x}")
+
+    def make_duties() -> Duties:
+        retention = Retention(leadership)
+        return Duties(
+            working=(
+                Gate(leadership, jobs.memory),
+                Placement(leadership, jobs.run_id, rng),
+                Retry(leadership, rng),
+                Ending(leadership),
+                Lifecycle(jobs),
+                retention,
+            ),
+            ended=(retention,),
+        )
+
+    return Round(jobs, leadership, LeaderRegistry(scripts, name), make_duties, clock)

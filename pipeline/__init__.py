@@ -1,0 +1,27 @@
+"""Celeriac: exactly-once, keyed, stateful pipelines on Celery and Redis. What users import.
+
+It stays light: it imports neither Redis nor Celery nor Spark.
+"""
+
+from pipeline import read, write
+from pipeline.aggregates import Aggregation, count, maximum, mean, minimum, total
+from pipeline.api import KeyedStream, Pipeline, Stream
+from pipeline.errors import CeleriacError, PipelineError
+from pipeline.kernel.contract import KeyedOperator
+
+__all__ = [
+    "Aggregation",
+    "CeleriacError",
+    "KeyedOperator",
+    "KeyedStream",
+    "Pipeline",
+    "PipelineError",
+    "Stream",
+    "count",
+    "maximum",
+    "mean",
+    "minimum",
+    "read",
+    "total",
+    "write",
+]

@@ -1,0 +1,61 @@
+"""Console sinks: reads their output streams and turns records into lines. At least once: advanced after printing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from pipeline.facts import JobRecord
+from pipeline.plan import SinkPlan
+from pipeline.records import Batch
+from pipeline.sinks.rows import plain_text
+from pipeline.store.outputs import OutputReader
+from pipeline.store.scripts import Scripts
+
+READER: Final = "console"
+_NO_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+class Console:
+    """All console sinks of one job. Registered when made, so that nothing is trimmed before it is printed."""
+
+    def __init__(self, scripts: Scripts, record: JobRecord, show: Callable[[list[str]], None]) -> None:
+        """Raises UnknownJob, StoreError."""
+        self._show = show
+        self._readers = [
+            (sink, OutputReader(scripts, record.job, sink.name, READER, record.plan.limits))
+            for sink in record.plan.sinks
+            if sink.format == "console"
+        ]
+
+    def print_new(self) -> int:
+        """Prints what has come since the last call, one read a sink; returns how many records. Raises StoreError."""
+        count = 0
+        for sink, reader in self._readers:
+            lines = [line for batch in reader.read() for line in console_lines(sink, batch)]
+            if lines:
+                self._show(lines)
+                count += len(lines)
+                reader.advance()
+        return count
+
+    def print_all(self) -> None:
+        """Prints until nothing is left."""
+        while self.print_new():
+            pass
+
+
+def console_lines(sink: SinkPlan, batch: Batch) -> list[str]:
+    """`key: value` on a keyed stream, else the value: text as it is, all else as JSON."""
+    if sink.key_field is None or batch.keys is None:
+        return [_text(value) for value in batch.values]
+    return [f"{_text(key)}: {_text(value)}" for key, value in zip(batch.keys, batch.values, strict=True)]
+
+
+def _text(value: Any) -> str:
+    try:
+        return plain_text(value)
+    except _NO_JSON:
+        return repr(value)

@@ -1,0 +1,46 @@
+"""The exit codes of the command `celeriac`, and the page of its help that lists them. Maps no error."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from pipeline.errors import CeleriacError
+
+
+class Exit(IntEnum):
+    """What a shell sees."""
+
+    FINISHED = 0
+    FAILED = 1
+    """The job failed: a sink, the input while it was read, too many dead letters, processes that keep dying."""
+    USAGE = 2
+    """The command, the pipeline, or the job that it names is wrong. Nothing was started."""
+    ENVIRONMENT = 3
+    """Redis, Java, an extra or the input is missing."""
+    DEAD_LETTERS = 4
+    """Finished and published, without the records that were given up as dead letters."""
+    INTERRUPTED = 130
+    """Drained or cancelled."""
+    CLOSED_OUTPUT = 141
+    """Whoever read the output went away, as `head` does; the same number as for SIGPIPE."""
+
+
+class JobFailed(CeleriacError):
+    """Raised when a job of this command ended in the state failed."""
+
+
+HELP: Final = """\b
+Exit codes:
+  0    finished
+  1    the job failed
+  2    wrong usage, a wrong pipeline, or no such job
+  3    something is missing: Redis, Java, an extra, the input
+  4    finished, but some records were given up as dead letters
+  130  interrupted: drained or cancelled
+  141  the reader of the output went away
+
+\b
+With `run`, records of console sinks go to standard output, all else to standard error.
+The first Ctrl-C drains: no new input, results are published. The second one cancels.
+"""

@@ -1,0 +1,42 @@
+"""What a node process is told when it starts: one JSON object on its standard input. Starts nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipeline.errors import DecodingError
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The processes that a node keeps for one job.
+
+    redis: the address, with its password, which is why this travels on no command line.
+    target: the pipeline, `path/to/file.py[:name]`, its path absolute. sources: names of the sources to feed.
+    reader: auto, local or spark; empty for what each source says itself.
+    logs, temporary: folders for one log file a process, and for its temporary files.
+    stop_seconds: how long processes have to end after SIGTERM.
+    """
+
+    redis: str
+    job: str
+    target: str
+    workers: int
+    sources: tuple[str, ...]
+    reader: str
+    logs: str
+    temporary: str
+    stop_seconds: float = 3.0
+
+    def __repr__(self) -> str:
+        return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> NodeSettings:
+        """Raises DecodingError."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise DecodingError(f"the settings of the node cannot be read: {error}") from error

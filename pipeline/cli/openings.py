@@ -1,0 +1,65 @@
+"""Registering a job, or going on with one that exists. Starts no process."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from typing import Final
+
+from pipeline.errors import JobStateError, PipelineError, UnknownJob
+from pipeline.facts import JobRecord
+from pipeline.lifecycle import JobState
+from pipeline.plan import Plan
+from pipeline.store.jobs import JobStore
+
+_POLL_SECONDS: Final = 0.1
+_PIPELINE_LETTERS: Final = 70
+"""Of the pipeline's name in a job id, which has at most 100."""
+
+
+def new_job_id(pipeline: str, now: time.struct_time) -> str:
+    """`<pipeline>-<yyyymmdd-hhmmss>-<4 random>`: sorts by time, and two runs in one second differ."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", pipeline).lstrip("_.-")[:_PIPELINE_LETTERS] or "job"
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}"
+
+
+def open_job(store: JobStore, job: str, plan: Plan) -> JobRecord:
+    """The job, new or found. One that was cancelled or failed runs again; a finished one is given back as it is.
+
+    Raises PipelineError when it was made from another pipeline, JobStateError when another run works at it,
+    StoreError. May wait a few seconds for the heartbeats of a killed run to grow old.
+    """
+    try:
+        record = store.read(job)
+    except UnknownJob:
+        store.create(job, plan)
+        return store.read(job)
+    if record.plan.fingerprint != plan.fingerprint:
+        raise PipelineError(
+            f"the job {job!r} was made from another pipeline than this file defines now",
+            hint="choose another --job-id, or run the file as it was, in the same folder",
+        )
+    if record.state is JobState.FINISHED:
+        return record
+    _refuse_while_alive(store, record)
+    if record.state in (JobState.CANCELLED, JobState.FAILED):
+        store.transition(job, JobState.RUNNING)
+    return store.read(job)
+
+
+def _refuse_while_alive(store: JobStore, record: JobRecord) -> None:
+    """Returns when no worker has been heard of for as long as a lease lasts."""
+    lease = record.plan.limits.lease_seconds
+    deadline = time.monotonic() + lease + 1.0
+    while True:
+        workers = store.facts(record.job).workers
+        alive = [each.name for each in workers if each.age_seconds < lease and not each.is_reported_dead]
+        if not alive:
+            return
+        if time.monotonic() > deadline:
+            raise JobStateError(
+                f"the job {record.job!r} is being run by another process: worker {alive[0]} is alive",
+                hint=f"see `celeriac status {record.job}`, or cancel it first",
+            )
+        time.sleep(_POLL_SECONDS)

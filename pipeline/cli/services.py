@@ -1,0 +1,172 @@
+"""What a run needs on this machine and takes away again: a folder, a Redis server, the node process. Knows no job state."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pipeline.cli.nodes import NodeSettings
+from pipeline.embedded.process import die_with_parent
+from pipeline.embedded.redis import EmbeddedRedis
+from pipeline.errors import EnvironmentFault
+
+NODE_RESTARTS: Final = 3
+_KILL_AFTER_SECONDS: Final = 4.0
+"""On top of what the node gives its children."""
+
+
+@dataclass(slots=True)
+class Workspace:
+    """The folder of one run. It goes when the run ends, unless `is_kept` was set for a later continuation."""
+
+    path: Path
+    is_kept: bool = False
+
+    @classmethod
+    def temporary(cls) -> Workspace:
+        return cls(Path(tempfile.mkdtemp(prefix="celeriac-")))
+
+    @classmethod
+    def of_job(cls, job: str) -> Workspace:
+        """`.celeriac/<job>` below the current folder. Raises EnvironmentFault when it cannot be made."""
+        path = Path.cwd() / ".celeriac" / job
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"the folder {path} cannot be made: {error.strerror}",
+                hint="run where this user may write, or use --redis",
+            ) from error
+        return cls(path)
+
+    @property
+    def logs(self) -> Path:
+        return self._folder("logs")
+
+    @property
+    def scratch(self) -> Path:
+        """For temporary files of the processes; always removed."""
+        return self._folder("tmp")
+
+    def close(self) -> None:
+        """Removes the folder, or what of it a continuation does not need."""
+        shutil.rmtree(self.path / "tmp" if self.is_kept else self.path, ignore_errors=True)
+        if not self.is_kept and self.path.parent.name == ".celeriac":
+            with contextlib.suppress(OSError):  # another job is kept there
+                self.path.parent.rmdir()
+
+    def _folder(self, name: str) -> Path:
+        path = self.path / name
+        path.mkdir(exist_ok=True)
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The Redis of a run: a foreign one by its address, or one of our own."""
+
+    url: str
+    embedded: EmbeddedRedis | None = None
+
+    @classmethod
+    def start(cls, folder: Path) -> Server:
+        """A server of our own that keeps its data below `folder`. Raises EnvironmentFault."""
+        embedded = EmbeddedRedis.start(folder / "redis")
+        return cls(embedded.url, embedded)
+
+    def revive(self) -> bool:
+        """Starts our own server anew if it died; True when it had. Raises EnvironmentFault."""
+        if self.embedded is None or self.embedded.is_alive():
+            return False
+        self.embedded.restart()
+        return True
+
+    def close(self) -> None:
+        if self.embedded is not None:
+            self.embedded.stop()
+
+    def __repr__(self) -> str:
+        return f"Server(embedded={self.embedded is not None})"
+
+
+class NodeProcess:
+    """The node agent as a child of this process, in a session of its own so that Ctrl-C does not reach it."""
+
+    def __init__(self, settings: NodeSettings, logs: Path) -> None:
+        self._settings = settings
+        self._log = logs / "node.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
+
+    def start(self) -> None:
+        """Raises EnvironmentFault. To be called by a thread that outlives the node."""
+        try:
+            with open(self._log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "stages.node"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **_environment(self._settings)},
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(signal.SIGTERM),
+                )
+            self._tell(self._process)
+        except OSError as error:
+            raise EnvironmentFault(f"the node process cannot be started: {error}") from error
+
+    def revive(self) -> bool:
+        """Starts the node anew if it died; True when it had. Raises EnvironmentFault when it dies again and again."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        if self._restarts >= NODE_RESTARTS:
+            raise EnvironmentFault(
+                f"the node process died {self._restarts + 1} times, at last with code {self._process.returncode}"
+            )
+        self._restarts += 1
+        self.start()
+        return True
+
+    def close(self) -> None:
+        """Ends the node, which ends its children: asked first, killed after a few seconds. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(self._settings.stop_seconds + _KILL_AFTER_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its children are tied to its life
+            process.wait()
+
+    def _tell(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it died already; `revive` sees that
+            pipe.write(self._settings.encode())
+
+
+def troubled_logs(logs: Path, lines: int = 15, most: int = 3) -> list[tuple[str, str]]:
+    """(file name, last lines) of the logs that tell of an error, newest first."""
+    found = []
+    for path in sorted(logs.glob("*.log"), key=lambda each: each.stat().st_mtime, reverse=True):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            tail = deque(file, maxlen=200)
+        if any(sign in line for line in tail for sign in ("Traceback", " ERROR ", "CRITICAL", "Error:")):
+            found.append((path.name, "".join(list(tail)[-lines:]).rstrip()))
+    return found[:most]
+
+
+def _environment(settings: NodeSettings) -> dict[str, str]:
+    """A JVM that is killed leaves its temporary files: they must lie in our folder."""
+    java = f'-Djava.io.tmpdir="{settings.temporary}" -XX:-UsePerfData'
+    given = os.environ.get("JAVA_TOOL_OPTIONS", "")
+    return {"TMPDIR": settings.temporary, "JAVA_TOOL_OPTIONS": f"{given} {java}".strip()}

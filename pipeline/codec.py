@@ -1,0 +1,127 @@
+"""Bytes of payloads, keys and state: MessagePack behind a version byte and a codec byte. Never pickle.
+
+Values are data: None, bool, int (64 bit), float, str, bytes, list, dict, datetime. Types that MessagePack does not
+know apart arrive as the nearest of these (a tuple as a list, a dataclass as a dict); keys keep their type exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from pipeline.errors import DecodingError, EncodingError
+from pipeline.records import Batch, Timer
+
+VERSION: Final = 1
+_COLUMNS: Final = 1
+_COLUMNS_WITH_TUPLE_KEYS: Final = 2
+
+
+class _Columns(msgspec.Struct, array_like=True):
+    values: list[Any]
+    keys: list[Any] | None
+    times: list[int] | None
+    ids: list[str] | None
+    faults: dict[int, str]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_columns = msgspec.msgpack.Decoder(_Columns)
+_anything = msgspec.msgpack.Decoder()
+
+# What msgspec raises for what it cannot encode: unknown types, integers over 64 bit, lone surrogates, deep nesting.
+_UNENCODABLE = (TypeError, OverflowError, ValueError, RecursionError, msgspec.MsgspecError)
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """The payload of a Data entry. Raises EncodingError with the index of the first record that cannot be encoded."""
+    keys = batch.keys
+    codec = _COLUMNS_WITH_TUPLE_KEYS if keys is not None and tuple in set(map(type, keys)) else _COLUMNS
+    columns = _Columns(batch.values, keys, batch.times, batch.ids, batch.faults)
+    try:
+        return bytes((VERSION, codec)) + _encoder.encode(columns)
+    except _UNENCODABLE as error:
+        for index, value in enumerate(batch.values):
+            check_encodable(value, index)
+        for index, key in enumerate(keys or ()):
+            check_encodable(key, index)
+        raise EncodingError(f"a batch cannot be encoded: {error}") from error
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """Raises DecodingError for anything that `encode_batch` did not make."""
+    if len(payload) < 3 or payload[0] != VERSION or payload[1] not in (_COLUMNS, _COLUMNS_WITH_TUPLE_KEYS):
+        raise DecodingError(f"a payload of an unknown version or codec; it begins with {payload[:2]!r}")
+    try:
+        columns = _columns.decode(memoryview(payload)[2:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DecodingError(f"a payload cannot be read: {error}") from error
+    keys = columns.keys
+    count = len(columns.values)
+    if any(column is not None and len(column) != count for column in (keys, columns.times, columns.ids)):
+        raise DecodingError("a payload has columns of unequal length")
+    if keys is not None and payload[1] == _COLUMNS_WITH_TUPLE_KEYS:
+        keys = [_hashable(key) for key in keys]
+    return Batch(columns.values, keys, columns.times, columns.ids, columns.faults)
+
+
+def check_encodable(value: Any, index: int = -1) -> int:
+    """The encoded size of one value in bytes. Raises EncodingError, naming value and type."""
+    try:
+        return len(_encoder.encode(value))
+    except _UNENCODABLE as error:
+        shown = repr(value)
+        raise EncodingError(
+            f"a value cannot be encoded: {shown if len(shown) <= 200 else shown[:200] + '…'}: {error}",
+            index,
+            hint="emit plain data: numbers, text, bytes, lists and dicts",
+        ) from error
+
+
+def encode_value(value: Any) -> bytes:
+    """State of one key. Raises EncodingError."""
+    try:
+        return _encoder.encode(value)
+    except _UNENCODABLE:
+        check_encodable(value)
+        raise
+
+
+def decode_value(data: bytes) -> Any:
+    """Raises DecodingError."""
+    try:
+        return _anything.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DecodingError(f"stored state cannot be read: {error}") from error
+
+
+def state_field(operator: str, key: Any) -> bytes:
+    """The name of a key's state in the hash of its group: distinct for `1` and `"1"`."""
+    return operator.encode() + b"\0" + _encoder.encode(key)
+
+
+def split_state_field(field: bytes) -> tuple[str, Any]:
+    """(operator, key) of a state field. Raises DecodingError."""
+    operator, found, key = field.partition(b"\0")
+    if not found:
+        raise DecodingError(f"no state field: {field[:80]!r}")
+    return operator.decode(), _hashable(decode_value(key))
+
+
+def timer_member(timer: Timer) -> bytes:
+    """The member of the timer index: one per (operator, key, due)."""
+    return timer.operator.encode() + b"\0" + _encoder.encode((timer.key, timer.due))
+
+
+def read_timer_member(member: bytes) -> Timer:
+    """Raises DecodingError."""
+    operator, found, rest = member.partition(b"\0")
+    pair = decode_value(rest) if found else None
+    if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], int):
+        raise DecodingError(f"no timer: {member[:80]!r}")
+    return Timer(operator.decode(), _hashable(pair[0]), pair[1])
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(_hashable(part) for part in key) if isinstance(key, list) else key

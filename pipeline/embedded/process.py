@@ -1,0 +1,28 @@
+"""Ties a child process to the life of its parent (Linux). Starts and signals nothing itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
+    """A `preexec_fn` after which the child gets `death_signal` when its parent is gone, even by SIGKILL.
+
+    Linux counts the *thread* that started the child as its parent: start children from a thread that
+    outlives them. The tie survives exec, and is not inherited by the child's own children.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved before the fork: the child must not load
+    parent_pid = os.getpid()
+
+    def arm() -> None:
+        if prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+        if os.getppid() != parent_pid:  # it died between fork and prctl, so no signal will come
+            os._exit(128 + int(death_signal))
+
+    return arm

@@ -1,0 +1,83 @@
+"""The errors that a caller can do something about. Nothing else is raised across a package border."""
+
+from __future__ import annotations
+
+
+class CeleriacError(Exception):
+    """Root of all errors of this project. `hint` says what an operator can do about it, or is empty."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class PipelineError(CeleriacError):
+    """Raised when a pipeline is wrong: a bad graph, a bad argument, a file that cannot be loaded."""
+
+
+class EncodingError(CeleriacError):
+    """Raised when a value or key cannot be encoded. `index` is its place in the batch, or -1."""
+
+    def __init__(self, message: str, index: int = -1, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.index = index
+
+
+class DecodingError(CeleriacError):
+    """Raised when stored or received bytes are not what the protocol says."""
+
+
+class InputError(CeleriacError):
+    """Raised when a source cannot be read: a missing file, a folder without files, a bad header."""
+
+
+class SinkError(CeleriacError):
+    """Raised when a sink cannot be written or published."""
+
+
+class EnvironmentFault(CeleriacError):
+    """Raised when something this machine must have is missing: a Redis server, Java, an extra."""
+
+
+class StoreError(CeleriacError):
+    """Root of the errors of the store."""
+
+
+class StoreUnavailable(StoreError):
+    """Raised when Redis cannot be reached or does not answer in time. Worth a retry."""
+
+
+class StoreFull(StoreError):
+    """Raised when Redis has no memory left for an append. Worth a retry, after a pause."""
+
+
+class UnsuitableServer(StoreError):
+    """Raised when the server is too old, evicts keys, is read-only, or refuses us. Not worth a retry."""
+
+
+class UnknownJob(StoreError):
+    """Raised when no job of that id is registered."""
+
+
+class JobStateError(StoreError):
+    """Raised when the job's state does not allow what was asked."""
+
+
+class UnknownSender(StoreError):
+    """Raised when a sender was never registered, or is forgotten. It is never re-created silently."""
+
+
+class StaleSender(StoreError):
+    """Raised when a newer instance of this sender has registered: this one must stop."""
+
+
+class InboxClosed(StoreError):
+    """Raised when the source has ended and a new number is appended."""
+
+
+class InboxFull(StoreError):
+    """Raised when an inbox stayed full longer than the caller wanted to wait."""
+
+
+class StaleTerm(StoreError):
+    """Raised when a leader writes under a lease that is no longer its own."""

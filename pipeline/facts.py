@@ -1,0 +1,83 @@
+"""What is known of a job at one moment: read by the store, judged by the leader, shown by the CLI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.lifecycle import JobState
+from pipeline.plan import Plan
+from pipeline.positions import Position
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as it is registered. Times are server milliseconds."""
+
+    job: str
+    plan: Plan
+    state: JobState
+    reason: str
+    made_at_ms: int
+    changed_at_ms: int
+    generation: int
+    table: int
+    run_id: str
+    gate: str
+    completed_sources: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition. `backlog` is in records, `queued` the number of tickets in its queue.
+
+    ring: "" (idle), "1" (a ticket exists or its owner is at work), "w" (waits for a full inbox).
+    """
+
+    stage: int
+    partition: int
+    owner: str
+    incarnation: str
+    token: str
+    term: int
+    position: Position
+    at_end: bool
+    backlog: int
+    backlog_bytes: int
+    ring: str
+    queued: int
+    closed: bool
+    done: bool
+    taken: int
+    emitted: int
+    filtered: int
+    duplicate: int
+    late: int
+    dead: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}.{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """One worker. `age_seconds` is the time since its last heartbeat, `is_reported_dead` what its agent saw."""
+
+    name: str
+    incarnation: str
+    age_seconds: float
+    is_reported_dead: bool
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    record: JobRecord
+    now_ms: int
+    partitions: tuple[PartitionFacts, ...]
+    workers: tuple[WorkerFacts, ...]
+    leader: str
+    dead_letters: int
+    finished_splits: dict[str, int]
+    """Source -> splits of it that are finished."""

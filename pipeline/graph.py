@@ -1,0 +1,133 @@
+"""The graph that a user's pipeline becomes: frozen data. Behaviour lives in `pipeline.kernel` and the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pipeline.kernel.contract import KeyedOperator
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """What a source reads. `format` is text, csv, json, parquet or iterable; `path` a file, folder or glob.
+
+    `options` holds JSON values only (column names, delimiter, engine, ...). `items` makes the values of an
+    iterable source; it is None for the others.
+    """
+
+    format: str
+    path: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    items: Callable[[], Iterable[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Where a sink writes. `format` is console, stream, text, jsonl, csv or parquet."""
+
+    format: str
+    path: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    name: str
+    spec: SourceSpec
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """value -> fn(value)."""
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MapWithKey:
+    """(key, value) -> fn(key, value); the key stays."""
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keeps the records for which fn(value) is true."""
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap:
+    """value -> the values of the iterable fn(value), in order."""
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any], Iterable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBy:
+    """Gives each record the key fn(value). `field` names the key's column in table sinks."""
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any], Any]
+    field: str = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A stateful operator on a keyed stream. Its outputs keep the key."""
+
+    name: str
+    inputs: tuple[str, ...]
+    operator: KeyedOperator
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """All records of its inputs, unkeyed; order holds within each input only."""
+
+    name: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """`key_field` is the key's column name, or None where the input is not keyed."""
+
+    name: str
+    inputs: tuple[str, ...]
+    spec: SinkSpec
+    key_field: str | None
+
+
+Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | Union | Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in the order of their making, so every input stands before its users."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+    def node(self, name: str) -> Node:
+        """Raises KeyError."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)

@@ -1,0 +1,183 @@
+"""One stage as a pure function: a batch or due timers, and the state, go in; what to commit comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.graph import Filter, Graph, Keyed, Sink, Source
+from pipeline.kernel import chain
+from pipeline.kernel.contract import Step, TimerChanges
+from pipeline.kernel.faults import OperatorError
+from pipeline.plan import StagePlan
+from pipeline.records import MAX_TIME, Batch, Timer
+
+State = dict[str, dict[Any, Any]]
+"""Operator -> key -> state: all keyed operators of the stage, and of each the keys in hand that have any."""
+
+Member = chain.Stateless | Keyed | Sink
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a step has gathered so far. `earliest` is the place in firing order of the first timer it set."""
+
+    outputs: dict[str, list[Batch]] = field(default_factory=dict)
+    changed: dict[str, set[Any]] = field(default_factory=dict)
+    timers: dict[tuple[str, Any, int], bool] = field(default_factory=dict)
+    earliest: tuple[int, int] = (MAX_TIME + 1, 0)
+    filtered: int = 0
+
+    def step(self) -> Step:
+        return Step(
+            {edge: chain.concatenate(batches) for edge, batches in self.outputs.items()},
+            self.changed,
+            [Timer(*timer) for timer, is_set in self.timers.items() if is_set],
+            [Timer(*timer) for timer, is_set in self.timers.items() if not is_set],
+            self.filtered,
+        )
+
+
+class StageKernel:
+    """Runs the nodes of one stage. Immutable, so threads may share it; touches nothing but its arguments.
+
+    Batches must be free of faults. Batches that went in or came out share columns, and must not be changed.
+    Raises OperatorError when an operator's code fails; the state is then half changed and must be dropped.
+    """
+
+    keyed_operators: tuple[str, ...]
+    """Names of the stateful operators, upstream first."""
+
+    def __init__(self, graph: Graph, plan: StagePlan) -> None:
+        inside = frozenset(plan.nodes)
+        self._root = plan.nodes[0]
+        self._edges = frozenset(plan.exchanges) | frozenset(plan.sinks)
+        self._members: tuple[Member, ...] = tuple(
+            node
+            for node in graph.nodes
+            if node.name != self._root
+            and not isinstance(node, Source)
+            and (node.name in inside or node.name in plan.exchanges)
+        )
+        self._children: dict[str, list[str]] = {name: [] for name in plan.nodes}
+        for node in self._members:
+            for source in node.inputs:
+                if source in inside:
+                    self._children[source].append(node.name)
+        self._keyed = {node.name: node for node in self._members if isinstance(node, Keyed)}
+        self.keyed_operators = tuple(self._keyed)
+        self._rank = {name: place for place, name in enumerate(self._keyed)}
+
+    def process(self, batch: Batch, state: State) -> Step:
+        """Pushes an inbox batch through the stage. Edges that nothing reaches are absent from the outputs.
+
+        `state` is changed in place.
+        """
+        work = _Work()
+        self._flow(self._root, batch, state, work)
+        return work.step()
+
+    def fire(self, timers: Sequence[Timer], state: State) -> Step:
+        """Fires due timers in due order, upstream operators first; `state` is changed in place.
+
+        Outputs carry the due time as event time; those of the end of input (MAX_TIME) alone carry none. What
+        fired is in `timers_cleared`, together with what the operators cleared; a timer that an earlier one
+        cleared does not fire. It stops early when a timer was set that must fire before the next one, and
+        leaves the rest as it was: commit, and fire what is due then, until nothing is. At least one fires.
+
+        Raises PipelineError for a timer of an operator that is not in this stage.
+        """
+        work = _Work()
+        for operator, run in self._runs(timers):
+            if work.earliest < (run[0].due, self._rank[operator]):
+                break
+            pending = [timer for timer in run if work.timers.get((operator, timer.key, timer.due), True)]
+            if pending:
+                self._fire_run(operator, pending, state, work)
+        return work.step()
+
+    def _runs(self, timers: Iterable[Timer]) -> Iterator[tuple[str, list[Timer]]]:
+        """In firing order, cut where the operator changes or a key comes again: the first may clear it."""
+        for timer in timers:
+            if timer.operator not in self._rank:
+                raise PipelineError(
+                    f"a timer of {timer.operator!r} is due, but stage {self._root!r} has no such operator",
+                    hint="keep the names of stateful operators when a pipeline continues an earlier job",
+                )
+        run: list[Timer] = []
+        seen: set[Any] = set()
+        for timer in sorted(timers, key=lambda timer: (timer.due, self._rank[timer.operator])):
+            if run and (timer.operator != run[0].operator or timer.key in seen):
+                yield run[0].operator, run
+                run, seen = [], set()
+            run.append(timer)
+            seen.add(timer.key)
+        if run:
+            yield run[0].operator, run
+
+    def _fire_run(self, operator: str, run: list[Timer], state: State, work: _Work) -> None:
+        keys = [timer.key for timer in run]
+        dues = [timer.due for timer in run]
+        for timer in run:
+            work.timers[(operator, timer.key, timer.due)] = False
+        changes = TimerChanges(operator)
+        fired = Batch(dues, keys, dues if dues[0] < MAX_TIME else None)
+        try:
+            emitted = self._keyed[operator].operator.on_timer(keys, dues, state[operator], changes)
+            out = chain.inherit(operator, fired, emitted)
+        except Exception as error:
+            raise OperatorError(operator, error) from error
+        self._note(operator, keys, changes, work)
+        self._flow(operator, out, state, work)
+
+    def _flow(self, start: str, batch: Batch, state: State, work: _Work) -> None:
+        """Hands what `start` emitted on to its children, and theirs, in the order of the graph."""
+        arrived: dict[str, list[Batch]] = {}
+        self._hand_on(start, batch, arrived)
+        for node in self._members:
+            if not arrived:
+                return
+            batches = arrived.pop(node.name, None)
+            if batches is None:
+                continue
+            out = self._apply(node, chain.concatenate(batches), state, work)
+            if node.name in self._edges:
+                work.outputs.setdefault(node.name, []).append(out)
+            else:
+                self._hand_on(node.name, out, arrived)
+
+    def _hand_on(self, name: str, batch: Batch, arrived: dict[str, list[Batch]]) -> None:
+        if batch.values:
+            for child in self._children[name]:
+                arrived.setdefault(child, []).append(batch)
+
+    def _apply(self, node: Member, batch: Batch, state: State, work: _Work) -> Batch:
+        if isinstance(node, Sink):
+            return batch
+        try:
+            if isinstance(node, Keyed):
+                return self._apply_keyed(node, batch, state, work)
+            out = chain.apply(node, batch)
+        except Exception as error:
+            raise OperatorError(node.name, error) from error
+        if isinstance(node, Filter):
+            work.filtered += len(batch) - len(out)
+        return out
+
+    def _apply_keyed(self, node: Keyed, batch: Batch, state: State, work: _Work) -> Batch:
+        changes = TimerChanges(node.name)
+        keys = chain.keys_of(node.name, batch)
+        emitted = node.operator.process(keys, batch.values, state[node.name], changes)
+        self._note(node.name, keys, changes, work)
+        return chain.inherit(node.name, batch, emitted)
+
+    def _note(self, operator: str, keys: list[Any], changes: TimerChanges, work: _Work) -> None:
+        changed = work.changed.setdefault(operator, set())
+        changed.update(keys)
+        rank = self._rank[operator]
+        for (key, due), is_set in changes.changes.items():
+            work.timers[(operator, key, due)] = is_set
+            if is_set and (due, rank) < work.earliest:
+                work.earliest = (due, rank)

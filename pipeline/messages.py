@@ -1,0 +1,71 @@
+"""The in-band messages: what may stand in an inbox, as a closed union. Control out of band is in `pipeline.control`.
+
+A header is a JSON array whose first item is the kind, so that scripts can write the numbers only they know.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from pipeline.errors import DecodingError
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True, tag="D"):
+    """A batch of one sender, numbered first .. first + count - 1; its payload is the entry's second field.
+
+    watermark: the sender's promise after this batch, in milliseconds, or None.
+    table: version of the routing table it was sent under. skip: indices of records seen before by their ids.
+    """
+
+    sender: str
+    first: int
+    count: int
+    watermark: int | None
+    table: int
+    skip: tuple[int, ...] = ()
+
+
+class Watermark(msgspec.Struct, frozen=True, array_like=True, tag="W"):
+    """The sender promises that no later record of its own is older than `time` (milliseconds)."""
+
+    sender: str
+    time: int
+
+
+class EndOfInput(msgspec.Struct, frozen=True, array_like=True, tag="E"):
+    """The sender sends no more data."""
+
+    sender: str
+
+
+class Barrier(msgspec.Struct, frozen=True, array_like=True, tag="B"):
+    """Opens epoch `epoch` at this place."""
+
+    epoch: int
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True, tag="T"):
+    """The stage's routing table has this version behind this place."""
+
+    version: int
+
+
+Header: TypeAlias = Data | Watermark | EndOfInput | Barrier | Table
+
+_decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
+
+
+def decode_header(data: bytes) -> Header:
+    """Raises DecodingError for anything else, an unknown kind included: it is never skipped."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DecodingError(
+            f"an inbox entry has an unreadable header: {error}; it begins with {data[:80]!r}"
+        ) from error
+
+
+def encode_header(header: Header) -> bytes:
+    return msgspec.json.encode(header)

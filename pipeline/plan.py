@@ -1,0 +1,162 @@
+"""The plan: a graph cut into stages, as data that Redis stores and every process of a job reads.
+
+A stage begins at a source (an entry stage) or at a KeyBy node (a keyed stage) and holds every node reachable from
+there without passing another KeyBy. A node behind a Union may stand in several stages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from pipeline.errors import DecodingError
+from pipeline.graph import Graph, KeyBy, Keyed, Node, Sink, Source
+from pipeline.settings import Limits
+
+PROTOCOL = 1
+"""Version of keys, headers, payloads and scripts. A process of another version refuses the job."""
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    """One stage.
+
+    index: its place in the plan; upstream stages have lower numbers.
+    name: the name of its root node. nodes: names of its nodes in order, root first.
+    exchanges: name of a KeyBy node in this stage -> index of the stage it feeds.
+    sinks: names of the Sink nodes in this stage.
+    upstream: indices of the stages that feed this one; empty for an entry stage.
+    """
+
+    index: int
+    name: str
+    keyed: bool
+    partitions: int
+    nodes: tuple[str, ...]
+    exchanges: dict[str, int]
+    sinks: tuple[str, ...]
+    upstream: tuple[int, ...]
+
+
+class SinkPlan(msgspec.Struct, frozen=True):
+    """A sink as the publisher needs it: `options` holds JSON values."""
+
+    name: str
+    format: str
+    path: str
+    options: dict[str, Any]
+    key_field: str | None
+
+
+STREAM_FORMATS = ("console", "stream")
+"""Sinks that are output streams in Redis; all others write files."""
+
+
+def stream_name(sink: SinkPlan) -> str:
+    """The name under which a stream sink's output is read."""
+    return str(sink.options.get("name", sink.name))
+
+
+class Plan(msgspec.Struct, frozen=True):
+    protocol: int
+    pipeline: str
+    fingerprint: str
+    stages: tuple[StagePlan, ...]
+    sinks: tuple[SinkPlan, ...]
+    limits: Limits
+
+    def stage(self, index: int) -> StagePlan:
+        return self.stages[index]
+
+    def entry_stage(self, source: str) -> StagePlan:
+        """The stage that the source feeds. Raises KeyError."""
+        for stage in self.stages:
+            if not stage.keyed and stage.name == source:
+                return stage
+        raise KeyError(source)
+
+    def partitions(self) -> list[tuple[int, int]]:
+        """All (stage, partition) of the job, upstream first."""
+        return [(stage.index, number) for stage in self.stages for number in range(stage.partitions)]
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Plan:
+        """Raises DecodingError, also for a plan of another protocol version."""
+        try:
+            plan = msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise DecodingError(f"the stored plan cannot be read: {error}") from error
+        if plan.protocol != PROTOCOL:
+            raise DecodingError(
+                f"the job speaks protocol {plan.protocol}, this program {PROTOCOL}",
+                hint="run it with the version of celeriac that submitted it",
+            )
+        return plan
+
+
+def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
+    """Cuts a valid graph into stages of `partitions` partitions each."""
+    roots = [node for node in graph.nodes if isinstance(node, Source | KeyBy)]
+    members = {root.name: _members(graph, root.name) for root in roots}
+    index = {root.name: number for number, root in enumerate(roots)}
+    stages = []
+    for root in roots:
+        inside = members[root.name]
+        exchanges = {name: index[name] for name in inside if name != root.name and name in index}
+        stages.append(
+            StagePlan(
+                index=index[root.name],
+                name=root.name,
+                keyed=isinstance(root, KeyBy),
+                partitions=partitions,
+                nodes=tuple(name for name in inside if name == root.name or name not in exchanges),
+                exchanges=exchanges,
+                sinks=tuple(name for name in inside if isinstance(graph.node(name), Sink)),
+                upstream=tuple(
+                    index[other.name]
+                    for other in roots
+                    if isinstance(root, KeyBy) and other.name != root.name and root.name in members[other.name]
+                ),
+            )
+        )
+    sinks = tuple(
+        SinkPlan(node.name, node.spec.format, node.spec.path, node.spec.options, node.key_field)
+        for node in graph.nodes
+        if isinstance(node, Sink)
+    )
+    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits)
+
+
+def fingerprint(graph: Graph) -> str:
+    """A short digest of the graph's structure: names, kinds, inputs, sources and sinks; not of user functions."""
+    facts = [[type(node).__name__, node.name, list(node.inputs), _details(node)] for node in graph.nodes]
+    return hashlib.sha256(msgspec.json.encode([graph.name, facts], order="sorted")).hexdigest()[:16]
+
+
+def _details(node: Node) -> list[Any]:
+    match node:
+        case Source():
+            return [node.spec.format, node.spec.path, node.spec.options]
+        case Sink():
+            return [node.spec.format, node.spec.path, node.spec.options, node.key_field]
+        case Keyed():
+            return [type(node.operator).__name__]
+        case KeyBy():
+            return [node.field]
+        case _:
+            return []
+
+
+def _members(graph: Graph, root: str) -> list[str]:
+    """The root, every node reachable from it without passing another KeyBy, and those KeyBy nodes, in order."""
+    inside = {root}
+    for node in graph.nodes:
+        for source in node.inputs:
+            behind_exchange = source != root and isinstance(graph.node(source), KeyBy)
+            if source in inside and not behind_exchange:
+                inside.add(node.name)
+    return [node.name for node in graph.nodes if node.name in inside]

@@ -1,0 +1,38 @@
+"""Numbers that a job is run with. `Limits` is stored with the job, so all its processes agree."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of one job. Every one exists so that memory stays bounded or a wait ends.
+
+    inbox_records, inbox_bytes: an inbox that holds this much takes no more; one commit may overshoot.
+    inbox_low: share of the bound below which those who wait for a full inbox are woken.
+    record_bytes: the largest encoded record (key and value together).
+    entry_bytes: an inbox entry is closed when it reaches this.
+    step_records, step_bytes: the most that one step reads.
+    step_outputs: a step is cut short when it would emit more.
+    slice_seconds: how long a worker stays with one partition before others get their turn.
+    cache_bytes: decoded state that one worker keeps, estimated by its encoded size.
+    lease_seconds: a worker not heard of for this long is replaced; a leader likewise.
+    stuck_seconds: one record in hand for longer than this means that its worker is stuck.
+    deaths: unclean ends at one record after which it becomes a dead letter.
+    dead_letters: the job fails when it holds more than this many dead letters.
+    """
+
+    inbox_records: int = 50_000
+    inbox_bytes: int = 64 << 20
+    inbox_low: float = 0.5
+    record_bytes: int = 1 << 20
+    entry_bytes: int = 1 << 20
+    step_records: int = 8_000
+    step_bytes: int = 4 << 20
+    step_outputs: int = 50_000
+    slice_seconds: float = 0.02
+    cache_bytes: int = 256 << 20
+    lease_seconds: float = 2.0
+    stuck_seconds: float = 60.0
+    deaths: int = 3
+    dead_letters: int = 10_000

@@ -1,0 +1,111 @@
+"""The form of a record in a sink: one line of a staging file for each. Never touches a disk.
+
+text and jsonl lines are final. csv and parquet rows are staged as JSON objects and get their real format when
+they are published, since only then all columns are known.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from pipeline.errors import EncodingError, SinkError
+from pipeline.plan import SinkPlan
+from pipeline.records import Batch
+
+_LineMaker: TypeAlias = Callable[[Batch], bytes]
+
+_JSON: Final = msgspec.json.Encoder()
+_REFUSED: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""All that the JSON encoder raises for a value without a JSON form."""
+
+
+def encode_rows(sink: SinkPlan, batch: Batch) -> bytes:
+    """One line for each record, in order, each ended by a newline.
+
+    Keyed stream (`sink.key_field` is set): text has `key: value`. The others have an object with the key
+    first, then the fields of a dict value, or the field "value" for any other value ("value_1" where the
+    key's own field is called "value"). A dict value that has the key's field keeps its own. Not keyed: text
+    and jsonl have the value alone; csv and parquet the dict, or an object with the field "value".
+
+    In a text sink text stands as it is, but for line ends, which are written as JSON text would (backslash,
+    n), so that a record is always one line; all else is JSON. Everywhere bytes are base64 text, NaN and
+    infinities are null. A tuple key is a JSON array, in csv and parquet the text of one.
+
+    Raises EncodingError, with the record's index, for a value that has no such form; then nothing is encoded.
+    Raises SinkError where the stream should be keyed and is not, and for a format that is not a file's.
+    """
+    if sink.key_field is not None and batch.keys is None:
+        raise SinkError(f"the sink {sink.name!r} was planned for a keyed stream, and its records have no keys")
+    make = _line_maker(sink)
+    try:
+        return make(batch)
+    except _REFUSED as error:
+        raise _blame(make, batch, error) from error
+
+
+def _line_maker(sink: SinkPlan) -> _LineMaker:
+    key_field = sink.key_field
+    match sink.format:
+        case "text":
+            return _plain_lines if key_field is None else _keyed_lines
+        case "jsonl" | "csv" | "parquet" if key_field is not None:
+            cell = _cell_key if sink.format != "jsonl" else None
+            return lambda batch: _JSON.encode_lines(_keyed_rows(batch, key_field, cell))
+        case "jsonl":
+            return lambda batch: _JSON.encode_lines(batch.values)
+        case "csv" | "parquet":
+            return lambda batch: _JSON.encode_lines([_row(value) for value in batch.values])
+    raise SinkError(f"the sink {sink.name!r} has the format {sink.format!r}, which is not written to files")
+
+
+def _plain_lines(batch: Batch) -> bytes:
+    return "".join([f"{plain_text(value)}\n" for value in batch.values]).encode()
+
+
+def _keyed_lines(batch: Batch) -> bytes:
+    pairs = zip(batch.keys or [], batch.values, strict=True)
+    return "".join([f"{plain_text(key)}: {plain_text(value)}\n" for key, value in pairs]).encode()
+
+
+def plain_text(value: Any) -> str:
+    """The value as one line of text: text as it is but for line ends, bytes as base64, all else as JSON."""
+    if type(value) is str:
+        if "\n" in value or "\r" in value:
+            return value.replace("\n", "\\n").replace("\r", "\\r")
+        return value
+    if type(value) is bytes:
+        return base64.b64encode(value).decode()
+    return _JSON.encode(value).decode()
+
+
+def _row(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def _keyed_rows(batch: Batch, key_field: str, cell: Callable[[Any], Any] | None) -> list[dict[Any, Any]]:
+    keys = batch.keys or []
+    if cell is not None:
+        keys = [cell(key) for key in keys]
+    value_field = "value_1" if key_field == "value" else "value"
+    return [
+        {key_field: key, **value} if isinstance(value, dict) else {key_field: key, value_field: value}
+        for key, value in zip(keys, batch.values, strict=True)
+    ]
+
+
+def _cell_key(key: Any) -> Any:
+    return _JSON.encode(key).decode() if type(key) is tuple else key
+
+
+def _blame(make: _LineMaker, batch: Batch, error: Exception) -> EncodingError:
+    hint = "turn it into text, numbers, lists or dicts with .map before the sink"
+    for index in range(len(batch)):
+        try:
+            make(batch.slice(index, index + 1))
+        except _REFUSED as reason:
+            return EncodingError(f"a record cannot be written: {reason}", index, hint)
+    return EncodingError(f"a record cannot be written: {error}", hint=hint)

@@ -1,0 +1,59 @@
+"""What a file source consists of, found before it is read: files, splits, the format of their records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from pipeline.errors import PipelineError
+from pipeline.graph import SourceSpec
+from pipeline.sources.csvrows import CsvFormat, csv_format
+from pipeline.sources.formats import JsonLinesFormat, TextFormat
+from pipeline.sources.splits import SPLIT_BYTES, Split, find_files, plan_splits
+
+if TYPE_CHECKING:
+    from pipeline.sources.parquetrows import ParquetFormat
+
+Format: TypeAlias = "TextFormat | JsonLinesFormat | CsvFormat | ParquetFormat"
+
+
+@dataclass(frozen=True, slots=True)
+class FileInput:
+    """A source of files, of which at least one exists."""
+
+    path: str
+    splits: tuple[Split, ...]
+    split_bytes: int
+    form: Format
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, as stored."""
+        return sum(split.length for split in self.splits)
+
+    def describe(self) -> str:
+        """The columns and their types, inferred or given, in one line; nothing for text and JSON."""
+        return self.form.describe()
+
+
+def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
+    """Finds the files of a source and what is in them.
+
+    Raises InputError when there are none, or one cannot be read, has a bad header or differs from the others.
+    """
+    files = find_files(spec.path)
+    form: Format
+    match spec.format:
+        case "text":
+            form = TextFormat()
+        case "json":
+            form = JsonLinesFormat()
+        case "csv":
+            form = csv_format(files, spec.options)
+        case "parquet":
+            from pipeline.sources.parquetrows import parquet_format  # pyarrow is an extra
+
+            form = parquet_format(files, spec.options.get("columns"))
+        case other:
+            raise PipelineError(f"there is no format {other!r} to read", hint="use text, csv, json or parquet")
+    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), split_bytes, form)

@@ -1,0 +1,134 @@
+"""The feeder process: reads one source into a job. It holds no state, so it may be killed and started anew at any moment.
+
+Exit codes: 0 nothing left to do, 1 Redis is away (worth a restart), 2 wrong pipeline, 3 bad input; with 2 and 3 the job
+has failed and knows why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pipeline.errors import (
+    CeleriacError,
+    InboxClosed,
+    JobStateError,
+    PipelineError,
+    StoreFull,
+    StoreUnavailable,
+    UnknownJob,
+)
+from pipeline.graph import Graph, Source
+from pipeline.lifecycle import JobState
+from pipeline.loader import load_graph
+from pipeline.plan import fingerprint
+from pipeline.sources.runner import feed_source
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+from pipeline.store.senders import FeedAddress
+
+AWAY: Final = 1
+WRONG_PIPELINE: Final = 2
+BAD_INPUT: Final = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FeederSettings:
+    """Which source of which job to feed. `target` is the pipeline's file, `reader` empty for the source's own."""
+
+    redis_url: str = field(repr=False)
+    job: str
+    source: str
+    target: str
+    reader: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> FeederSettings:
+        """Raises PipelineError when a variable is missing."""
+        names = ("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_SOURCE", "CELERIAC_PIPELINE")
+        missing = [name for name in names if not environment.get(name)]
+        if missing:
+            raise PipelineError(
+                f"the feeder needs {' and '.join(missing)} in its environment",
+                hint="it is started by `celeriac run`, not by hand",
+            )
+        return cls(*(environment[name] for name in names), environment.get("CELERIAC_READER", ""))
+
+
+def main() -> int:
+    """Feeds the source that the environment names and returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = FeederSettings.from_environment(os.environ)
+    except PipelineError as error:
+        _log.error("%s (%s)", error, error.hint)
+        return WRONG_PIPELINE
+    return run_feeder(settings)
+
+
+def run_feeder(settings: FeederSettings) -> int:
+    """Feeds, and turns what goes wrong into an exit code and, where no restart can help, into a failed job."""
+    try:
+        store = JobStore(Scripts(connect(settings.redis_url)))
+        return _feed(settings, store)
+    except (InboxClosed, UnknownJob) as error:
+        _log.info("source=%s ends: %s", settings.source, error)
+        return 0
+    except (StoreUnavailable, StoreFull) as error:
+        _log.warning("source=%s gives up for now: %s", settings.source, error)
+        return AWAY
+    except CeleriacError as error:
+        return _fail(settings, error)
+
+
+def _feed(settings: FeederSettings, store: JobStore) -> int:
+    record = store.read(settings.job)
+    if record.state is not JobState.RUNNING or settings.source in record.completed_sources:
+        _log.info("source=%s has nothing to feed: job %s is %s", settings.source, settings.job, record.state.value)
+        return 0
+    graph = load_graph(settings.target)
+    if fingerprint(graph) != record.plan.fingerprint:
+        raise PipelineError(
+            f"{settings.target} is another pipeline than the one that job {settings.job!r} was made from",
+            hint="run the file as it was, or start a new job",
+        )
+    address = FeedAddress(settings.redis_url, settings.job, settings.source)
+    summary = feed_source(_source(graph, settings.source).spec, address, reader=settings.reader)
+    _log.info("source=%s complete splits=%d records=%d", settings.source, summary.splits, summary.records)
+    return 0
+
+
+def _source(graph: Graph, name: str) -> Source:
+    for node in graph.nodes:
+        if isinstance(node, Source) and node.name == name:
+            return node
+    raise PipelineError(f"the pipeline {graph.name!r} has no source {name!r}")
+
+
+def _fail(settings: FeederSettings, error: CeleriacError) -> int:
+    """Ends the job with the reason, unless it takes no input any more: then a late fault does not matter."""
+    _log.error("source=%s failed: %s", settings.source, error)
+    code = WRONG_PIPELINE if isinstance(error, PipelineError) else BAD_INPUT
+    hint = f" ({error.hint})" if error.hint else ""
+    try:
+        store = JobStore(Scripts(connect(settings.redis_url)))
+        if store.state(settings.job) is not JobState.RUNNING:
+            return 0
+        store.transition(settings.job, JobState.FAILED, f"source {settings.source!r}: {error}{hint}")
+    except (JobStateError, UnknownJob) as other:
+        _log.info("job=%s has ended already: %s", settings.job, other)
+    except (StoreUnavailable, StoreFull) as other:
+        _log.warning("job=%s could not be told: %s", settings.job, other)
+        return AWAY
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

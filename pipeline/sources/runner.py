@@ -1,0 +1,60 @@
+"""Reads a whole source into a feed and completes it, with the reader that suits: plain Python or Spark."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from pipeline.errors import InputError
+from pipeline.graph import SourceSpec
+from pipeline.sources.feed import FeedAddress, SourceSummary
+from pipeline.sources.layout import FileInput, open_files
+from pipeline.sources.local import read_items, read_locally
+from pipeline.sources.splits import SPLIT_BYTES
+
+LOCAL_BYTES: Final = 8 << 20
+"""Up to this much input, starting Spark costs more than it gives."""
+
+_log = logging.getLogger(__name__)
+
+
+def feed_source(
+    spec: SourceSpec,
+    address: FeedAddress,
+    *,
+    reader: str = "",
+    master: str = "local[*,4]",
+    split_bytes: int = SPLIT_BYTES,
+) -> SourceSummary:
+    """Appends every record of the source, each under its split and number, then completes the source.
+
+    reader: "local", "spark" or "auto" (Spark above LOCAL_BYTES); empty for what the source's options say.
+    master: where Spark runs, when it is needed. The session stays open until the process ends.
+    May be called again after a failure: what the job has is skipped.
+    Raises InputError (for missing files before Spark starts), EnvironmentFault when Spark is needed and not
+    installed, and what the feed raises.
+    """
+    if spec.items is not None:
+        summary = read_items(spec.items, address)
+    else:
+        source = open_files(spec, split_bytes)
+        if source.describe():
+            _log.info("source %s: %s", spec.path, source.describe())
+        summary = _read(source, address, reader or str(spec.options.get("reader", "auto")), master)
+    address.open().complete(summary.splits)
+    return summary
+
+
+def _read(source: FileInput, address: FeedAddress, reader: str, master: str) -> SourceSummary:
+    match reader:
+        case "local":
+            return read_locally(source, address)
+        case "auto" if source.size <= LOCAL_BYTES:
+            return read_locally(source, address)
+        case "auto" | "spark":
+            from pipeline.spark.session import spark_session  # PySpark is an extra
+            from pipeline.spark.source import read_with_spark
+
+            return read_with_spark(spark_session(master), source, address)
+        case _:
+            raise InputError(f"there is no reader {reader!r}", hint="use auto, local or spark")

@@ -1,0 +1,124 @@
+"""The Spark session of this process, made when first needed. Never at import, never in a prefork parent."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pipeline
+from pipeline.embedded.java import ensure_java
+from pipeline.errors import EnvironmentFault
+from pipeline.sources.splits import SPLIT_BYTES
+
+try:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+except ImportError as error:
+    raise EnvironmentFault("Spark is not installed", hint="pip install 'celeriac[spark]'") from error
+
+DEFAULT_MASTER: Final = "local[*,4]"
+"""All cores, and four attempts at a task: plain `local[*]` never retries."""
+
+FAST_START_VARIABLE: Final = "CELERIAC_SPARK_FAST_START"
+"""Set to 1, the JVM starts sooner and peaks lower: for tests and small input."""
+
+_LOG_TAIL: Final = 2_000
+
+_lock = threading.Lock()  # a session is made once: that changes the environment and stderr of the process
+_made: dict[int, SparkSession] = {}  # by process id, under the lock; Spark knows it in the making thread only
+
+
+def spark_session(master: str = DEFAULT_MASTER, log_path: Path | None = None) -> SparkSession:
+    """The session of this process, for all its threads; made at the first call, later arguments are ignored.
+
+    It leaves nothing in the current folder: its files go to a temporary one, which goes with the process.
+    What the JVM logs goes to `log_path`, or to a file in that folder. Takes some seconds the first time.
+    Raises EnvironmentFault when there is no Java or Spark does not start.
+    """
+    with _lock:
+        running = SparkSession.getActiveSession() or _made.get(os.getpid())
+        if running is not None:
+            return running
+        folder = Path(tempfile.mkdtemp(prefix="celeriac-spark-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        log = log_path or folder / "jvm.log"
+        _set_environment(folder)
+        builder = SparkSession.builder.master(master).appName("celeriac")
+        for name, value in _configuration(folder, master).items():
+            builder = builder.config(name, value)
+        try:
+            with _stderr_to(log):
+                session = builder.getOrCreate()
+        except (PySparkException, Py4JError, RuntimeError, OSError) as error:
+            raise EnvironmentFault(
+                f"Spark did not start: {error}\n{_tail(log)}",
+                hint="see the lines above; Java must be 17 or newer",
+            ) from error
+        atexit.register(_stop, session)  # runs before the folder is removed
+        _made[os.getpid()] = session
+        return session
+
+
+def _set_environment(folder: Path) -> None:
+    """For the JVM, which inherits it, and for the Python workers that the JVM starts."""
+    os.environ["JAVA_HOME"] = str(ensure_java())
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # its default is whatever python3 is on PATH
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SPARK_LOCAL_DIRS", str(folder / "local"))
+    package_root = str(Path(pipeline.__path__[0]).parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if package_root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, *paths]))
+
+
+def _configuration(folder: Path, master: str) -> dict[str, str]:
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        # Equal, these two pin the splits: one partition is one block of one file, on any number of cores.
+        "spark.sql.files.maxPartitionBytes": str(SPLIT_BYTES),
+        "spark.sql.files.openCostInBytes": str(SPLIT_BYTES),
+    }
+    if master.startswith("local"):
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if os.environ.get(FAST_START_VARIABLE) == "1":
+        settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
+    return settings
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Lets a child started meanwhile inherit the log as its standard error, for its whole life."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _tail(log: Path) -> str:
+    return log.read_bytes()[-_LOG_TAIL:].decode(errors="replace") if log.exists() else ""
+
+
+def _stop(session: Any) -> None:
+    session.stop()

@@ -1,0 +1,38 @@
+"""What a node agent tells and asks: a death it saw, whether the server answers, when a worker was last heard of."""
+
+from __future__ import annotations
+
+from pipeline.errors import StoreUnavailable
+from pipeline.store import keys
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+
+
+class AgentLink:
+    """One agent's link to one job."""
+
+    def __init__(self, scripts: Scripts, job: str) -> None:
+        self._scripts = scripts
+        self._jobs = JobStore(scripts)
+        self._job = job
+
+    def report_death(self, name: str, incarnation: str) -> None:
+        """Raises StoreError."""
+        self._scripts.run("death", [keys.workers(self._job), keys.job(self._job)], [name, incarnation])
+
+    def is_up(self) -> bool:
+        try:
+            self._jobs.ping()
+        except StoreUnavailable:
+            return False
+        return True
+
+    def heard_from(self, name: str) -> float | None:
+        """Seconds since the worker's last heartbeat by the server's clock.
+
+        None if it was never heard of, or says itself that Celery's own connection is down. Raises StoreError.
+        """
+        for worker in self._jobs.facts(self._job).workers:
+            if worker.name == name and worker.report.get("consuming", True):
+                return worker.age_seconds
+        return None

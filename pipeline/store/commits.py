@@ -1,0 +1,221 @@
+"""The commit of one step: what it holds, how it becomes the call of the script, and what the answers mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, TypeAlias
+
+from pipeline.positions import Position
+from pipeline.settings import Limits
+from pipeline.store import keys
+from pipeline.store.scripts import Scripts
+
+Mode: TypeAlias = Literal["more", "keep", "yield"]
+
+
+class Refusal(Enum):
+    """Why a commit was not applied. After any but FULL the worker drops what it knows and reads anew."""
+
+    FENCED = -1
+    MOVED_ON = -2
+    OLD_TABLE = -3
+    FULL = -4
+    STOPPED = -5
+    FOREIGN_KEY = -7
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One inbox entry as it was read. Control entries have an empty payload."""
+
+    id: str
+    header: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The inbox is empty and the ring flag is clear: the next append rings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    entries: list[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """The ticket is at the back of its queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Applied; nothing was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`detail` is the key of the full inbox for FULL, the key for FOREIGN_KEY."""
+
+    why: Refusal
+    detail: str = ""
+
+
+Reply: TypeAlias = Idle | Entries | Yielded | Kept | Refused
+
+
+@dataclass(slots=True)
+class Write:
+    """One command on one key: HSET and ZADD take pairs, HDEL and ZREM names, XADD pairs for one entry."""
+
+    command: Literal["HSET", "HDEL", "ZADD", "ZREM", "XADD"]
+    key: str
+    values: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One entry for a target: kind D (a payload of `count` records), W (a watermark) or E (the end)."""
+
+    kind: Literal["D", "W", "E"]
+    count: int = 0
+    watermark: int | None = None
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a partition's outputs go: the inbox of a partition, or an output stream (`kind` out)."""
+
+    kind: Literal["inbox", "out"]
+    inbox: str
+    meta: str
+    log: str
+    waiting: str
+
+    @classmethod
+    def partition(cls, job: str, stage: int, partition: int) -> Target:
+        at = (job, stage, partition)
+        return cls("inbox", keys.inbox(*at), keys.meta(*at), keys.log(*at), keys.waiting(*at))
+
+    @classmethod
+    def stream(cls, job: str, sink: str) -> Target:
+        return cls(
+            "out",
+            keys.out(job, sink),
+            keys.out_meta(job, sink),
+            keys.out_log(job, sink),
+            keys.out_waiting(job, sink),
+        )
+
+
+@dataclass(slots=True)
+class Counts:
+    """Records of one step. `dead` are records given up as dead letters."""
+
+    taken: int = 0
+    emitted: int = 0
+    filtered: int = 0
+    late: int = 0
+    dead: int = 0
+
+    def add(self, other: Counts) -> None:
+        self.taken += other.taken
+        self.emitted += other.emitted
+        self.filtered += other.filtered
+        self.late += other.late
+        self.dead += other.dead
+
+
+@dataclass(slots=True)
+class Commit:
+    """From position to position, and all that must be written with it."""
+
+    start: Position
+    end: Position
+    mode: Mode
+    read_from: str
+    read_records: int
+    released_bytes: int = 0
+    counts: Counts = field(default_factory=Counts)
+    meta: dict[str, Any] = field(default_factory=dict)
+    log: dict[str, Any] = field(default_factory=dict)
+    writes: list[Write] = field(default_factory=list)
+    outputs: dict[Target, list[Output]] = field(default_factory=dict)
+
+
+class Committer:
+    """Sends the commits of one partition under one token."""
+
+    def __init__(self, scripts: Scripts, job: str, stage: int, partition: int, token: str, limits: Limits) -> None:
+        own = Target.partition(job, stage, partition)
+        self._scripts = scripts
+        self._fixed_keys = [own.inbox, own.meta, own.log, own.waiting, keys.job(job)]
+        self._token = token
+        self._sender = f"{stage}.{partition}"
+        self._limits = limits
+
+    def send(self, commit: Commit, table: int) -> Reply:
+        """Applies the commit, all of it or nothing, unless it is refused. Raises StoreError."""
+        names = list(self._fixed_keys)
+        limits, counts = self._limits, commit.counts
+        args: list[Any] = [
+            self._token,
+            commit.start.entry,
+            commit.start.record,
+            commit.end.entry,
+            commit.end.record,
+            table,
+            self._sender,
+            commit.mode,
+            commit.read_from,
+            commit.read_records,
+            limits.step_bytes,
+            commit.released_bytes,
+            limits.inbox_records,
+            limits.inbox_bytes,
+            limits.inbox_low,
+            counts.taken,
+            counts.emitted,
+            counts.filtered,
+            counts.late,
+            counts.dead,
+        ]
+        for pairs in (commit.meta, commit.log):
+            args.append(2 * len(pairs))
+            for pair in pairs.items():
+                args.extend(pair)
+        args.append(len(commit.writes))
+        for write in commit.writes:
+            names.append(write.key)
+            args.extend((write.command, len(names), len(write.values)))
+            args.extend(write.values)
+        args.append(len(commit.outputs))
+        for target, entries in commit.outputs.items():
+            at = len(names)
+            names.extend((target.inbox, target.meta, target.log, target.waiting))
+            args.extend((at + 1, at + 2, at + 3, at + 4, target.kind, len(entries)))
+            for out in entries:
+                args.extend((out.kind, out.count, "null" if out.watermark is None else out.watermark, out.payload))
+        return read_reply(self._scripts.run("commit", names, args))
+
+
+def read_reply(answer: list[Any]) -> Reply:
+    """What the commit script's answer means."""
+    match answer[0]:
+        case 0:
+            return Idle()
+        case 1:
+            return Entries([_entry(raw) for raw in answer[1]])
+        case 2:
+            return Yielded()
+        case 3:
+            return Kept()
+        case code:
+            return Refused(Refusal(code), answer[1].decode() if len(answer) > 1 else "")
+
+
+def _entry(raw: list[Any]) -> Entry:
+    fields = raw[1]
+    return Entry(raw[0].decode(), fields[1], fields[3] if len(fields) > 3 else b"")

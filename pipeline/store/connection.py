@@ -1,0 +1,160 @@
+"""Connecting to Redis and judging whether the server can carry a job. The client's own retries are off: a retry is ours."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from packaging.version import InvalidVersion, Version
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from pipeline.errors import StoreError, StoreFull, StoreUnavailable, UnsuitableServer
+
+logger = logging.getLogger(__name__)
+
+OLDEST_SERVER = Version("6.2")
+TIMEOUT_SECONDS = 10.0
+
+
+def connect(url: str, *, blocking: bool = False) -> Any:
+    """A client for `redis://`, `rediss://` or `unix://`; nothing is sent yet.
+
+    With `blocking`, reads may wait without limit. Raises UnsuitableServer for a URL that cannot be understood.
+    """
+    try:
+        client = redis.Redis.from_url(
+            url,
+            socket_timeout=None if blocking else TIMEOUT_SECONDS,
+            socket_connect_timeout=5.0,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            client_name="celeriac",
+        )
+        client.connection_pool.make_connection()  # not opened: it only shows an option that does not exist
+        return client
+    except (ValueError, TypeError) as error:
+        raise UnsuitableServer(
+            f"not a Redis address: {without_password(url)!r}",
+            hint="use redis://host:6379/0, rediss://… for TLS, or unix:///path/redis.sock",
+        ) from error
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns the client's errors into ours."""
+    try:
+        yield
+    except (
+        exceptions.AuthenticationError,
+        exceptions.AuthorizationError,
+        exceptions.NoPermissionError,
+    ) as error:
+        raise UnsuitableServer(
+            f"Redis refuses us: {error}", hint="check user and password in the address, and the user's ACL"
+        ) from error
+    except (
+        exceptions.ConnectionError,
+        exceptions.TimeoutError,
+        exceptions.ClusterDownError,
+        exceptions.TryAgainError,
+        OSError,
+    ) as error:
+        raise StoreUnavailable(f"Redis cannot be reached: {error}", hint="is the server up?") from error
+    except exceptions.ReadOnlyError as error:
+        raise UnsuitableServer("Redis is read-only", hint="use the address of the primary, not of a replica") from error
+    except exceptions.ResponseError as error:
+        raise _response_error(error) from error
+    except exceptions.RedisError as error:
+        raise StoreError(f"Redis: {error}") from error
+
+
+# A script hands on the error of a command within its own text, where the code follows a dash.
+_CODE = re.compile(
+    r"(?:^|\s-)(READONLY|NOAUTH|WRONGPASS|NOPERM|LOADING|MASTERDOWN|BUSY|TRYAGAIN|CLUSTERDOWN|NOREPLICAS|MISCONF)\b"
+)
+
+
+def _response_error(error: exceptions.ResponseError) -> StoreError:
+    text = str(error)
+    if isinstance(error, exceptions.OutOfMemoryError) or "-OOM " in text or text.startswith("OOM "):
+        return StoreFull("Redis is full: it has reached maxmemory", hint="raise maxmemory, or let the job drain")
+    found = _CODE.search(text)
+    match found[1] if found else "":
+        case "READONLY":
+            return UnsuitableServer("Redis is read-only", hint="use the address of the primary, not of a replica")
+        case "NOAUTH" | "WRONGPASS" | "NOPERM":
+            return UnsuitableServer(f"Redis refuses us: {text}", hint="check user and password in the address")
+        case "MISCONF":
+            return UnsuitableServer(
+                f"Redis cannot write to its disk: {text}", hint="free disk space, then CONFIG SET or restart"
+            )
+        case "":
+            return StoreError(f"Redis refused a command: {text}")
+        case _:
+            return StoreUnavailable(f"Redis does not answer yet: {text}", hint="wait until it is ready")
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown: any password is replaced, also in an address that is no URL."""
+    url = re.sub(r"(?i)([?&](?:\w*password|username)=)[^&#]*", r"\1***", url)
+    head, at, tail = url.rpartition("@")
+    if not at or head.startswith("unix:///"):
+        return url
+    before, slashes, credentials = head.rpartition("://")
+    user, colon, _ = credentials.partition(":")
+    return f"{before}{slashes}{user if colon else ''}:***@{tail}"
+
+
+def check_server(client: Any) -> list[str]:
+    """Warnings about a server that serves, though not well.
+
+    Raises UnsuitableServer when it is too old, would evict keys, or is a replica; StoreUnavailable.
+    """
+    with translated():
+        info = client.info()
+    version = str(info.get("redis_version", "0"))
+    try:
+        old = Version(version) < OLDEST_SERVER
+    except InvalidVersion:
+        old = False
+    if old:
+        raise UnsuitableServer(f"Redis {version} is too old", hint=f"use Redis {OLDEST_SERVER} or later, or Valkey")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise UnsuitableServer(
+            f"this Redis evicts keys (maxmemory-policy is {policy}); records would be lost silently",
+            hint="CONFIG SET maxmemory-policy noeviction",
+        )
+    if info.get("role") != "master":
+        raise UnsuitableServer("this Redis is a replica", hint="use the address of the primary")
+    if info.get("cluster_enabled"):
+        raise UnsuitableServer("Redis Cluster is not supported", hint="use one primary per job")
+    return _warnings(client, info)
+
+
+def _warnings(client: Any, info: dict[str, Any]) -> list[str]:
+    warnings = []
+    if not info.get("aof_enabled"):
+        warnings.append("appendonly is off: a crash of Redis loses what was acknowledged since the last snapshot")
+    with translated():
+        try:
+            limits = {**client.config_get("hash-max-*-entries")}
+        except exceptions.ResponseError:
+            return warnings  # CONFIG is often not permitted on a managed server
+    for name in (
+        b"hash-max-listpack-entries",
+        "hash-max-listpack-entries",
+        b"hash-max-ziplist-entries",
+        "hash-max-ziplist-entries",
+    ):
+        if name in limits and int(limits[name]) > 128:
+            shown = name.decode() if isinstance(name, bytes) else name
+            warnings.append(f"{shown} is {int(limits[name])}: commits are up to 3 times faster with 64")
+            break
+    return warnings

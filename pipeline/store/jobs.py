@@ -1,0 +1,273 @@
+"""Jobs: creating, reading, changing state, removing; and the facts that leader and command look at."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
+from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
+from pipeline.lifecycle import BEFORE, JobState
+from pipeline.plan import Plan
+from pipeline.positions import Position
+from pipeline.store import keys
+from pipeline.store.connection import translated
+from pipeline.store.scripts import Scripts
+
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+
+_META = ("owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done") + (
+    "taken", "emitted", "filtered", "duplicate", "late", "dead",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record given up. `payload` is the record as a batch of one; `at` its id, which begins with milliseconds."""
+
+    id: str
+    stage: int
+    partition: int
+    operator: str
+    error: str
+    traceback: str
+    payload: bytes
+
+
+class JobStore:
+    """All that is done to whole jobs."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._client = scripts.client
+
+    def ping(self) -> None:
+        """Raises StoreUnavailable, UnsuitableServer."""
+        with translated():
+            self._client.ping()
+
+    def run_id(self) -> str:
+        """Changes with each start of the server."""
+        with translated():
+            return str(self._client.info("server")["run_id"])
+
+    def memory(self) -> tuple[int, int]:
+        """(used, maxmemory) in bytes; maxmemory is 0 where there is no bound."""
+        with translated():
+            info = self._client.info("memory")
+        return int(info["used_memory"]), int(info.get("maxmemory", 0))
+
+    def create(self, job: str, plan: Plan) -> None:
+        """Registers the job in state running. Raises JobStateError if the id is taken or no id."""
+        if not JOB_ID.match(job):
+            raise JobStateError(f"not a job id: {job!r}", hint="use letters, digits, '-', '_' and '.', at most 100")
+        names = [keys.job(job), keys.jobs(), keys.control(job)]
+        names += [keys.meta(job, stage, partition) for stage, partition in plan.partitions()]
+        answer = self._scripts.run("create", names, [job, plan.encode(), self.run_id()])
+        if answer[0] == 0:
+            raise JobStateError(f"job {job!r} exists already; it is {answer[1].decode()}")
+
+    def list_ids(self) -> list[str]:
+        """Ids of all jobs, oldest first."""
+        with translated():
+            return [job.decode() for job in self._client.zrange(keys.jobs(), 0, -1)]
+
+    def read(self, job: str) -> JobRecord:
+        """Raises UnknownJob, DecodingError."""
+        with translated():
+            raw = self._client.hgetall(keys.job(job))
+        return _record(job, raw)
+
+    def state(self, job: str) -> JobState:
+        """Raises UnknownJob."""
+        with translated():
+            state = self._client.hget(keys.job(job), "state")
+        if state is None:
+            raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+        return JobState(state.decode())
+
+    def transition(self, job: str, to: JobState, reason: str = "", leader_token: str = "") -> None:
+        """Raises JobStateError if `to` may not follow the job's state, StaleTerm, UnknownJob."""
+        names = [keys.job(job), keys.control(job), keys.leader(job)]
+        answer = self._scripts.run("transition", names, [to.value, reason, leader_token, *BEFORE[to]])
+        match answer[0]:
+            case -5:
+                raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+            case -1:
+                raise StaleTerm(f"this leader no longer leads job {job!r}")
+            case 0:
+                raise JobStateError(f"job {job!r} is {answer[1].decode()}; it cannot become {to.value}")
+
+    def facts(self, job: str) -> JobFacts:
+        """Everything at about one moment, in two round trips. Raises UnknownJob, StoreError."""
+        record = self.read(job)
+        places = record.plan.partitions()
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(keys.workers(job))
+            pipe.hgetall(keys.assignment(job))
+            pipe.hgetall(keys.senders(job))
+            pipe.hget(keys.leader(job), "name")
+            pipe.xlen(keys.dead(job))
+            for stage, partition in places:
+                pipe.hmget(keys.meta(job, stage, partition), _META)
+                pipe.llen(keys.queue(job, stage, partition))
+            answers = pipe.execute()
+        (seconds, micros), workers, assigned, senders, leader, dead = answers[:6]
+        now_ms = seconds * 1000 + micros // 1000
+        partitions = tuple(
+            _partition(place, answers[6 + 2 * i], answers[7 + 2 * i], assigned) for i, place in enumerate(places)
+        )
+        finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
+        name = leader.decode() if leader else ""
+        return JobFacts(record, now_ms, partitions, _workers(workers, now_ms), name, int(dead), finished)
+
+    def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
+        """The oldest `count` dead letters."""
+        with translated():
+            raw = self._client.xrange(keys.dead(job), count=count)
+        return [_dead_letter(id_.decode(), fields) for id_, fields in raw]
+
+    def staged_files(self, job: str) -> dict[str, list[bytes]]:
+        """Sink name -> the facts of its staging files, by stage, partition and term."""
+        with translated():
+            raw = self._client.hgetall(keys.files(job))
+        found: dict[str, list[tuple[list[int], bytes]]] = {}
+        for field, facts in raw.items():
+            sink, place = field.decode().split(" ")
+            found.setdefault(sink, []).append(([int(part) for part in place.split(".")], facts))
+        return {sink: [facts for _, facts in sorted(rows)] for sink, rows in found.items()}
+
+    def remove(self, job: str) -> int:
+        """Deletes every key of an ended job, kombu's included; returns how many. Raises JobStateError if it works."""
+        if self.state(job) in (JobState.RUNNING, JobState.DRAINING, JobState.PUBLISHING):
+            raise JobStateError(f"job {job!r} is {self.state(job).value}", hint=f"celeriac cancel {job} first")
+        return self.erase(job)
+
+    def erase(self, job: str) -> int:
+        """Deletes every key of the job whatever its state; returns how many.
+
+        The job's hash and its lease go first and together, so every late writer is refused.
+        """
+        with translated():
+            removed = int(self._client.unlink(keys.job(job), keys.leader(job)))
+            self._client.zrem(keys.jobs(), job)
+            for pattern in (f"{keys.of_job(job)}*", f"{keys.PREFIX}_kombu.binding.{{{job}}}*"):
+                for page in self._pages(pattern):
+                    removed += int(self._client.unlink(*page))
+            for binding in self._pages(f"{keys.PREFIX}_kombu.binding.*"):
+                for key in binding:
+                    self._forget_bindings(key, f"{{{job}}}".encode())
+        return removed
+
+    def _forget_bindings(self, key: bytes, tag: bytes) -> None:
+        members = [member for member in self._client.smembers(key) if tag in member]
+        if members:
+            self._client.srem(key, *members)
+
+    def _pages(self, pattern: str) -> Iterator[list[Any]]:
+        cursor = 0
+        while True:
+            cursor, page = self._client.scan(cursor, match=pattern, count=1000)
+            if page:
+                yield page
+            if not cursor:
+                return
+
+
+def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
+    if not raw:
+        raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+    try:
+        text = {k.decode(): v.decode() for k, v in raw.items() if k != b"plan"}
+        return JobRecord(
+            job=job,
+            plan=Plan.decode(raw[b"plan"]),
+            state=JobState(text["state"]),
+            reason=text["reason"],
+            made_at_ms=int(text["made_at"]),
+            changed_at_ms=int(text["changed_at"]),
+            generation=int(text["generation"]),
+            table=int(text["table"]),
+            run_id=text["run_id"],
+            gate=text["gate"],
+            completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
+        )
+    except (KeyError, ValueError) as error:
+        raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error
+
+
+def _partition(
+    place: tuple[int, int], raw: list[bytes | None], queued: int, assigned: dict[bytes, bytes]
+) -> PartitionFacts:
+    meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
+    number = {name: int(value or 0) for name, value in meta.items() if name not in ("owner", "token", "pos", "ring")}
+    entry = meta["pos"] or "1-0"
+    holder = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
+    return PartitionFacts(
+        stage=place[0],
+        partition=place[1],
+        owner=holder[0],
+        incarnation=holder[1],
+        token=meta["token"],
+        term=number["term"],
+        position=Position(entry, number["rec"]),
+        at_end=entry == f"{number['head'] + 1}-{number['sub']}",
+        backlog=max(0, number["head"] + 1 - int(entry.partition("-")[0]) - number["rec"]),
+        backlog_bytes=number["bytes"],
+        ring=meta["ring"],
+        queued=int(queued),
+        closed=bool(number["closed"]),
+        done=bool(number["done"]),
+        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead")},
+    )
+
+
+def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
+    text = {k.decode(): v.decode() for k, v in raw.items()}
+    found = []
+    for field, incarnation in sorted(text.items()):
+        if field.startswith("i:"):
+            name = field[2:]
+            age = max(0, now_ms - int(text.get("a:" + name, 0))) / 1000
+            dead = text.get("d:" + name) == incarnation
+            found.append(WorkerFacts(name, incarnation, age, dead, json.loads(text.get("r:" + name, "{}"))))
+    return tuple(found)
+
+
+def _dead_letter(id_: str, fields: dict[bytes, bytes]) -> DeadLetter:
+    try:
+        return DeadLetter(
+            id=id_,
+            stage=int(fields[b"stage"]),
+            partition=int(fields[b"partition"]),
+            operator=fields[b"operator"].decode(),
+            error=fields[b"error"].decode(),
+            traceback=fields[b"traceback"].decode(),
+            payload=fields[b"payload"],
+        )
+    except (KeyError, ValueError) as error:
+        raise DecodingError(f"the dead letter {id_} cannot be read: {error!r}") from error
+
+
+def check_permissions(client: Any) -> None:
+    """A dry call of a script, so that an ACL that forbids scripts or our keys is told at the start.
+
+    Raises UnsuitableServer, StoreError.
+    """
+    with translated():
+        try:
+            client.eval("redis.call('HDEL', KEYS[1], 'x') return 1", 1, keys.PREFIX + "probe")
+        except ResponseError as error:
+            if isinstance(error, NoPermissionError) or "NOPERM" in str(error) or "permissions" in str(error):
+                raise UnsuitableServer(
+                    f"this Redis user may not run our scripts: {error}",
+                    hint=f"ACL SETUSER … ~{keys.PREFIX}* +@all -@dangerous +info +config|get",
+                ) from error
+            raise

@@ -1,0 +1,139 @@
+"""Every Redis key of the project, one function a key. All keys of one job share a hash tag: one script may touch them.
+
+Whatever begins with `celeriac:{job}` belongs to that job and goes with it.
+"""
+
+from __future__ import annotations
+
+PREFIX = "celeriac:"
+"""Also the prefix of all keys that kombu makes for our queues (its `global_keyprefix`)."""
+
+
+def jobs() -> str:
+    """Sorted set: job id by the time it was made, in milliseconds. Written by create and remove."""
+    return PREFIX + "jobs"
+
+
+def of_job(job: str) -> str:
+    """What all keys of the job begin with."""
+    return f"{PREFIX}{{{job}}}"
+
+
+def job(job: str) -> str:
+    """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader."""
+    return of_job(job) + ":job"
+
+
+def leader(job: str) -> str:
+    """Hash: name, token, term, until, now. The lease of the job's leader."""
+    return of_job(job) + ":leader"
+
+
+def assignment(job: str) -> str:
+    """Hash: `stage.partition` -> `worker|token`. The truth about ownership. Written by the leader."""
+    return of_job(job) + ":assignment"
+
+
+def control(job: str) -> str:
+    """Stream: control messages, which say "look"; bounded by the script that appends."""
+    return of_job(job) + ":control"
+
+
+def workers(job: str) -> str:
+    """Hash: per worker its incarnation, last heartbeat and report. Written by heartbeats, trimmed by the leader."""
+    return of_job(job) + ":workers"
+
+
+def senders(job: str) -> str:
+    """Hash: sender name -> `id partition`; the counter; counts of finished senders. Written by register and finish."""
+    return of_job(job) + ":senders"
+
+
+def inbox(job: str, stage: int, partition: int) -> str:
+    """Stream: the ordered inbox. Appended by senders, trimmed by its owner's commits."""
+    return f"{of_job(job)}:inbox:{stage}.{partition}"
+
+
+def meta(job: str, stage: int, partition: int) -> str:
+    """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only."""
+    return f"{of_job(job)}:meta:{stage}.{partition}"
+
+
+def log(job: str, stage: int, partition: int) -> str:
+    """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark."""
+    return f"{of_job(job)}:log:{stage}.{partition}"
+
+
+def waiting(job: str, stage: int, partition: int) -> str:
+    """Hash: meta keys of the partitions that found this inbox full."""
+    return f"{of_job(job)}:waiting:{stage}.{partition}"
+
+
+def state(job: str, stage: int, group: int) -> str:
+    """Hash: the state of the keys of one key group. Written by the owner's commits."""
+    return f"{of_job(job)}:state:{stage}.{group}"
+
+
+def timers(job: str, stage: int, operator: str, group: int) -> str:
+    """Sorted set: the index of an operator's timers for one key group, by due time."""
+    return f"{of_job(job)}:timers:{stage}.{group}:{operator}"
+
+
+def files(job: str) -> str:
+    """Hash: `sink stage.partition.term` -> facts of a staging file. Written by commits, read by the publisher."""
+    return of_job(job) + ":files"
+
+
+def dead(job: str) -> str:
+    """Stream: dead letters. Bounded by the job failing when there are too many."""
+    return of_job(job) + ":dead"
+
+
+def out(job: str, sink: str) -> str:
+    """Stream: a readable output. Appended by commits, trimmed to the slowest reader."""
+    return f"{of_job(job)}:out:{sink}"
+
+
+def out_meta(job: str, sink: str) -> str:
+    """Hash: head and readers' positions of an output stream; the counterpart of `meta`."""
+    return f"{of_job(job)}:outmeta:{sink}"
+
+
+def out_log(job: str, sink: str) -> str:
+    """Hash: sender -> last number in an output stream; the counterpart of `log`."""
+    return f"{of_job(job)}:outlog:{sink}"
+
+
+def out_waiting(job: str, sink: str) -> str:
+    """Hash: meta keys of the partitions that found this output full."""
+    return f"{of_job(job)}:outwaiting:{sink}"
+
+
+def queue_name(job: str, stage: int, partition: int) -> str:
+    """The Celery queue of a partition; kombu puts PREFIX before it."""
+    return f"{{{job}}}.{stage}.{partition}"
+
+
+def queue(job: str, stage: int, partition: int) -> str:
+    """List: the tickets of a partition, at most one while its ring flag is set."""
+    return PREFIX + queue_name(job, stage, partition)
+
+
+def worker_queue_name(job: str, worker: str) -> str:
+    """A queue of the worker's own: Celery wants one to start with. Nothing is ever sent to it."""
+    return f"{{{job}}}.worker.{worker}"
+
+
+def leader_queue_name(leader: str) -> str:
+    """The queue of one leader process, for its ticks."""
+    return f"leader.{leader}"
+
+
+def leader_queue(leader: str) -> str:
+    """List: at most one tick."""
+    return PREFIX + leader_queue_name(leader)
+
+
+def leaders() -> str:
+    """Sorted set: leader process by the time it was last heard of, in milliseconds. Written by every leader."""
+    return PREFIX + "leaders"

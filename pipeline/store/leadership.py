@@ -1,0 +1,130 @@
+"""The leader's side of the store: the lease, and the writes that only its holder may make, each fenced by the token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import StaleTerm, UnknownJob
+from pipeline.plan import Plan
+from pipeline.store import keys
+from pipeline.store.scripts import Scripts
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """`token` is empty for who does not lead; `holder` is the leader's name."""
+
+    token: str
+    holder: str
+    is_new: bool
+
+
+class Leadership:
+    """What one leader process may do to the jobs it leads."""
+
+    def __init__(self, scripts: Scripts, name: str, nonce: str) -> None:
+        self._scripts = scripts
+        self._name = name
+        self._nonce = nonce
+
+    def hold(self, job: str, lease_seconds: float) -> Lease:
+        """Takes or renews the lease. Raises UnknownJob, StoreError."""
+        answer = self._scripts.run(
+            "lease", [keys.leader(job), keys.job(job)], [self._name, self._nonce, int(lease_seconds * 1000)]
+        )
+        match answer[0]:
+            case 1:
+                return Lease(answer[1].decode(), self._name, bool(answer[2]))
+            case 0:
+                return Lease("", answer[1].decode(), False)
+            case _:
+                raise UnknownJob(f"there is no job {job!r}")
+
+    def release(self, job: str, token: str) -> None:
+        self._scripts.run("release", [keys.leader(job)], [token])
+
+    def assign(
+        self,
+        job: str,
+        token: str,
+        place: tuple[int, int],
+        worker: tuple[str, str],
+        term: int,
+        nonce: str,
+        ticket: bytes,
+        is_unclean: bool,
+    ) -> bool:
+        """Gives the partition to (worker, incarnation). False when the term is not the next, or the job has ended.
+
+        Raises StaleTerm.
+        """
+        names = [
+            keys.leader(job),
+            keys.assignment(job),
+            keys.control(job),
+            keys.meta(job, *place),
+            keys.queue(job, *place),
+            keys.job(job),
+        ]
+        args = [token, f"{place[0]}.{place[1]}", *worker, term, nonce, ticket, "1" if is_unclean else "0"]
+        return self._answer(job, self._scripts.run("assign", names, args)) == 1
+
+    def sweep(self, job: str, token: str, place: tuple[int, int], is_at_work: bool) -> bool:
+        """Rings the partition if it has work and no ticket. Raises StaleTerm."""
+        names = [keys.leader(job), keys.meta(job, *place), keys.queue(job, *place)]
+        return self._answer(job, self._scripts.run("sweep", names, [token, "1" if is_at_work else "0"])) == 1
+
+    def close_source(self, job: str, token: str, plan: Plan, source: str) -> int:
+        """Ends the source's input; returns how many inboxes were closed by this call. Raises StaleTerm."""
+        stage = plan.entry_stage(source)
+        names = [keys.leader(job), keys.job(job)]
+        for partition in range(stage.partitions):
+            names += [keys.inbox(job, stage.index, partition), keys.meta(job, stage.index, partition)]
+        answer = self._scripts.run("close", names, [token, source])
+        self._answer(job, answer)
+        return int(answer[1])
+
+    def set_gate(self, job: str, token: str, gate: Literal["open", "closed"]) -> None:
+        """Opens or closes the job to external appends. Raises StaleTerm."""
+        self._answer(job, self._scripts.run("gate", [keys.leader(job), keys.job(job)], [token, gate]))
+
+    def forget_worker(self, job: str, token: str, worker: str, incarnation: str) -> bool:
+        """Takes a dead worker out of the registry. Raises StaleTerm."""
+        names = [keys.workers(job), keys.leader(job)]
+        return self._answer(job, self._scripts.run("forget", names, [token, worker, incarnation])) == 1
+
+    def adopt_server(self, job: str, token: str, run_id: str) -> None:
+        """Records the server's run id, once every partition has a new term. Raises StaleTerm."""
+        self._answer(job, self._scripts.run("adopt", [keys.leader(job), keys.job(job)], [token, run_id]))
+
+    def _answer(self, job: str, answer: list[int]) -> int:
+        if answer[0] == -1:
+            raise StaleTerm(f"{self._name} no longer leads job {job!r}")
+        return int(answer[0])
+
+
+class LeaderRegistry:
+    """One leader process among all: its tick queue, and who else is there. Needs no lease, touches no job."""
+
+    def __init__(self, scripts: Scripts, name: str) -> None:
+        self._scripts = scripts
+        self._name = name
+
+    def ring(self, tick: bytes) -> bool:
+        """Queues the tick unless one is queued already; True if it did. Raises StoreError."""
+        return bool(self._scripts.run("tick", [keys.leader_queue(self._name)], [tick])[0])
+
+    def announce(self, silent_seconds: float) -> list[str]:
+        """Says that this leader is here; returns those not heard of for so long. Raises StoreError."""
+        answer = self._scripts.run("announce", [keys.leaders()], [self._name, int(silent_seconds * 1000)])
+        return [name.decode() for name in answer]
+
+    def retire(self, leader: str, silent_seconds: float) -> bool:
+        """Takes a silent leader out, with its tick queue. False if it was heard of since. Raises StoreError."""
+        names = [keys.leaders(), keys.leader_queue(leader)]
+        return bool(self._scripts.run("retire", names, [leader, max(1, int(silent_seconds * 1000))])[0])
+
+    def leave(self) -> None:
+        """Takes this leader out, with its tick queue. Raises StoreError."""
+        self._scripts.run("retire", [keys.leaders(), keys.leader_queue(self._name)], [self._name, 0])

@@ -1,0 +1,169 @@
+"""The worker's side of the store: heartbeats, acquiring a partition, loading state and timers, declaring a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.codec import read_timer_member, state_field
+from pipeline.errors import UnknownJob
+from pipeline.keying import GROUPS, group_of
+from pipeline.lifecycle import JobState
+from pipeline.positions import Position
+from pipeline.records import MAX_TIME, MIN_TIME, Timer
+from pipeline.store import keys
+from pipeline.store.connection import translated
+from pipeline.store.scripts import Scripts
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """One row of the assignment table."""
+
+    stage: int
+    partition: int
+    worker: str
+    incarnation: str
+    token: str
+
+    @property
+    def term(self) -> int:
+        return int(self.token.partition(":")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds."""
+
+    position: Position
+    deaths: int
+    watermark: int
+    done: bool
+    table: int
+    watermarks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The answer to a heartbeat; `control` is the id of the last control message."""
+
+    state: JobState
+    control: str
+
+
+class Ownership:
+    """What one worker of a job reads and says."""
+
+    def __init__(self, scripts: Scripts, job: str, worker: str, incarnation: str) -> None:
+        self.scripts = scripts
+        self.job = job
+        self.worker = worker
+        self.incarnation = incarnation
+
+    def heartbeat(self, report: str) -> Pulse | None:
+        """None when a newer incarnation has this worker's name: this process must end. Raises UnknownJob, StoreError."""
+        names = [keys.workers(self.job), keys.job(self.job), keys.control(self.job)]
+        answer = self.scripts.run("heartbeat", names, [self.worker, self.incarnation, report])
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {self.job!r}")
+        if answer[0] == -1:
+            return None
+        return Pulse(JobState(answer[1].decode()), answer[2].decode())
+
+    def wait_for_control(self, last: str, wait_ms: int) -> str:
+        """The id of the last control message behind `last`, or `last` when none came within `wait_ms`."""
+        with translated():
+            found = self.scripts.client.xread({keys.control(self.job): last}, block=wait_ms)
+        return found[0][1][-1][0].decode() if found else last
+
+    def assigned(self) -> list[Assigned]:
+        """The rows of the table that name this incarnation of this worker."""
+        with translated():
+            raw = self.scripts.client.hgetall(keys.assignment(self.job))
+        rows = []
+        for place, value in raw.items():
+            stage, partition = place.decode().split(".")
+            worker, incarnation, token = value.decode().split("|")
+            if worker == self.worker and incarnation == self.incarnation:
+                rows.append(Assigned(int(stage), int(partition), worker, incarnation, token))
+        return rows
+
+    def acquire(self, row: Assigned) -> Acquired | None:
+        """Where the partition stands; its owner works once without a ticket. None when the row is out of date."""
+        at = (self.job, row.stage, row.partition)
+        names = [keys.meta(*at), keys.log(*at), keys.job(self.job), keys.queue(*at)]
+        answer = self.scripts.run("acquire", names, [row.token])
+        if answer[0] != 1:
+            return None
+        meta, log = _pairs(answer[1]), _pairs(answer[2])
+        position = Position(meta["pos"], int(meta["rec"]))
+        deaths = int(meta.get("deaths", 0)) if meta.get("deaths_at") == str(position) else 0
+        return Acquired(
+            position=position,
+            deaths=deaths,
+            watermark=int(meta.get("watermark", MIN_TIME)),
+            done=meta.get("done") == "1",
+            table=int(answer[3]),
+            watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
+        )
+
+    def declare_trial(self, row: Assigned, position: Position) -> bool:
+        """Says that the record at `position` is about to be run alone. False when fenced."""
+        answer = self.scripts.run("trying", [keys.meta(self.job, row.stage, row.partition)], [row.token, str(position)])
+        return bool(answer[0] == 1)
+
+    def load_state(
+        self, stage: int, operators: Sequence[str], wanted: Iterable[Any]
+    ) -> dict[str, list[tuple[Any, bytes | None]]]:
+        """Operator -> (key, encoded state or None) for every wanted key, in one round trip."""
+        by_group: dict[int, list[Any]] = {}
+        for key in wanted:
+            by_group.setdefault(group_of(key), []).append(key)
+        found: dict[str, list[tuple[Any, bytes | None]]] = {operator: [] for operator in operators}
+        if not operators:
+            return found
+        with translated():
+            pipe = self.scripts.client.pipeline(transaction=False)
+            for group, group_keys in by_group.items():
+                pipe.hmget(
+                    keys.state(self.job, stage, group),
+                    [state_field(op, key) for op in operators for key in group_keys],
+                )
+            answers = pipe.execute()
+        for group_keys, values in zip(by_group.values(), answers, strict=True):
+            for number, operator in enumerate(operators):
+                part = values[number * len(group_keys) : (number + 1) * len(group_keys)]
+                found[operator].extend(zip(group_keys, part, strict=True))
+        return found
+
+    def due_timers(
+        self, stage: int, operators: Sequence[str], groups: Sequence[int], watermark: int, limit: int
+    ) -> list[Timer]:
+        """Some of the timers with due <= watermark, about `limit` at most; none only if none is due.
+
+        They come in order of (due, place of the operator), and none that is left out would come before the last.
+        """
+        places = [(rank, group) for rank in range(len(operators)) for group in groups]
+        if not places:
+            return []
+        names = [keys.timers(self.job, stage, operators[rank], group) for rank, group in places]
+        share = limit // len(places) + 1
+        found: list[tuple[int, int, Timer]] = []
+        horizon = (MAX_TIME, len(operators))
+        for (rank, _), raw in zip(places, self.scripts.run("due", names, [watermark, share]), strict=True):
+            timers = [read_timer_member(member) for member in raw[::2]]
+            found.extend((timer.due, rank, timer) for timer in timers)
+            if len(timers) == share:
+                horizon = min(horizon, (timers[-1].due, rank))
+        found.sort(key=lambda row: row[:2])
+        return [timer for due, rank, timer in found if (due, rank) <= horizon]
+
+
+def groups_of_partition(partition: int, partitions: int) -> list[int]:
+    """The key groups that a partition serves by the first table."""
+    return [group for group in range(GROUPS) if group * partitions // GROUPS == partition]
+
+
+def _pairs(flat: list[bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}

@@ -1,0 +1,40 @@
+"""Loads the Lua scripts and runs them. Each script's KEYS, ARGV and answers stand in the head of its file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from pipeline.store.connection import translated
+
+_FOLDER = resources.files("pipeline.store") / "scripts"
+_PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
+
+
+def source(name: str) -> str:
+    """The text that Redis runs for a script."""
+    return _PRELUDE + (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+
+
+class Scripts:
+    """Runs scripts on one client. Not safe for use by several threads at once, as its client's callers are one."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
+        """The script's answer. Raises the errors of `pipeline.store.connection.translated`."""
+        known = self._known.get(name)
+        if known is None:
+            text = source(name)
+            known = self._known[name] = (hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
+        with translated():
+            try:
+                return self.client.evalsha(known[0], len(keys), *keys, *args)  # type: ignore[no-any-return]
+            except NoScriptError:
+                return self.client.eval(known[1], len(keys), *keys, *args)  # type: ignore[no-any-return]

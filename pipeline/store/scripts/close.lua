@@ -1,0 +1,15 @@
+-- Ends a source: closes its entry inboxes and puts EndOfInput behind all that was appended. Idempotent.
+-- KEYS: leader, job, then inbox and meta of each entry partition    ARGV: leader token, source
+-- Returns {1, inboxes closed now}, {-1} no longer the leader
+if not leads(KEYS[1], ARGV[1]) then return {-1} end
+local closed = 0
+call('HDEL', KEYS[2], 'ending:' .. ARGV[2])
+for i = 3, #KEYS, 2 do
+  if not call('HGET', KEYS[i + 1], 'closed') then
+    call('HSET', KEYS[i + 1], 'closed', '1')
+    put(KEYS[i], KEYS[i + 1], '["E","source"]', nil, 0)
+    ring(KEYS[i + 1])
+    closed = closed + 1
+  end
+end
+return {1, closed}

@@ -1,0 +1,86 @@
+-- Shared by all scripts: the loader puts these lines before each. Redis undoes nothing when a script fails, so every
+-- script reads, decodes and checks all it needs first and then only writes what cannot fail by content.
+local call = redis.call
+
+-- Numbers as text: Lua's own conversion turns large ones into exponents.
+local function int(number) return string.format('%.0f', number) end
+
+-- Milliseconds of the server's clock; never less than what `key` has seen before.
+local function now(key)
+  local time = call('TIME')
+  local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  return math.max(ms, tonumber(call('HGET', key, 'now') or 0))
+end
+
+-- Records in an inbox that its owner has not committed, and their bytes.
+local function backlog(meta)
+  local h = call('HMGET', meta, 'head', 'pos', 'rec', 'bytes')
+  local first = tonumber(string.match(h[2] or '1-0', '^(%d+)-'))
+  return math.max(0, tonumber(h[1] or 0) + 1 - first - tonumber(h[3] or 0)), tonumber(h[4] or 0)
+end
+
+-- Pushes the partition's ticket unless one exists, or its owner is at work, or it waits for a full inbox.
+local function ring(meta)
+  local h = call('HMGET', meta, 'ring', 'queue', 'ticket')
+  if not h[1] and h[2] then
+    call('HSET', meta, 'ring', '1')
+    call('LPUSH', h[2], h[3])
+  end
+end
+
+-- Wakes the partitions that found this inbox full.
+local function wake(waiting)
+  for _, meta in ipairs(call('HKEYS', waiting)) do
+    local h = call('HMGET', meta, 'ring', 'queue', 'ticket')
+    if h[1] == 'w' then
+      call('HSET', meta, 'ring', '1')
+      call('LPUSH', h[2], h[3])
+    end
+  end
+  call('DEL', waiting)
+end
+
+-- Appends one entry; its id is (records before it + 1)-(entries since the last record). payload may be nil.
+local function put(inbox, meta, header, payload, count)
+  local h = call('HMGET', meta, 'head', 'sub', 'bytes')
+  local head, sub = tonumber(h[1] or 0), tonumber(h[2] or 0)
+  local id = int(head + 1) .. '-' .. int(sub)
+  if payload then
+    call('XADD', inbox, id, 'h', header, 'd', payload)
+    call('HSET', meta, 'head', int(head + count), 'sub', '0', 'bytes', int(tonumber(h[3] or 0) + #payload))
+  else
+    call('XADD', inbox, id, 'h', header)
+    call('HSET', meta, 'head', int(head), 'sub', int(sub + 1))
+  end
+end
+
+-- The first of key, type, key, type, ... that exists with another type; a command on it would fail half-way.
+local function foreign(wanted)
+  for i = 1, #wanted, 2 do
+    local kind = wanted[i] and call('TYPE', wanted[i]).ok or 'none'
+    if kind ~= 'none' and kind ~= wanted[i + 1] then return wanted[i] end
+  end
+end
+
+-- Trims an output that nobody reads to its newest entries within the bounds; the last entry always stays.
+local function keep_newest(out, meta, limit_records, limit_bytes)
+  local records, bytes = backlog(meta)
+  if records <= limit_records and bytes <= limit_bytes then return end
+  local head, from, oldest, size = tonumber(call('HGET', meta, 'head')), '-', nil, 0
+  local fits = false
+  repeat
+    local page = call('XRANGE', out, from, '+', 'COUNT', 64)
+    for _, entry in ipairs(page) do
+      bytes, oldest, size = bytes - size, entry[1], #(entry[2][4] or '')
+      fits = bytes <= limit_bytes and head + 1 - tonumber(string.match(oldest, '^(%d+)-')) <= limit_records
+      if fits then break end
+    end
+    from = '(' .. (oldest or '0-0')
+  until fits or #page < 64
+  if not oldest then return end
+  call('XTRIM', out, 'MINID', oldest)
+  call('HSET', meta, 'pos', oldest, 'rec', '0', 'bytes', int(math.max(0, bytes)))
+end
+
+-- True while `token` is the leader's.
+local function leads(leader, token) return call('HGET', leader, 'token') == token end

@@ -1,0 +1,13 @@
+-- Changes the job's state, if it is one of the states that may precede the new one.
+-- KEYS: job, control, leader    ARGV: new state, reason, leader token or '' (from outside), then the allowed states before
+-- Returns {1} changed, {0, state} it is in another state, {-1} no longer the leader, {-5} no such job
+local state = call('HGET', KEYS[1], 'state')
+if not state then return {-5} end
+if ARGV[3] ~= '' and not leads(KEYS[3], ARGV[3]) then return {-1} end
+local allowed = false
+for i = 4, #ARGV do allowed = allowed or ARGV[i] == state end
+if not allowed then return {0, state} end
+call('HDEL', KEYS[1], 'reason')
+call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'changed_at', int(now(KEYS[1])))
+call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', ARGV[1])
+return {1}

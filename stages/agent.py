@@ -1,0 +1,279 @@
+"""The node agent: starts, watches, replaces and stops the processes of one node for one job.
+
+It sees a death at once and tells the leader; what to do about partitions is the leader's affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable
+from stages.supervision import (
+    GRACE_SECONDS,
+    HEALTHY_SECONDS,
+    WORKER,
+    AgentCounts,
+    AgentStore,
+    Child,
+    ChildSpec,
+    ChildState,
+    ChildStatus,
+    Done,
+    Restart,
+    StoreWatch,
+    decide_restart,
+    is_cut_off,
+)
+
+logger = logging.getLogger(__name__)
+
+ROUND_SECONDS = 0.25
+
+_REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless its machine is in trouble
+
+
+class Agent:
+    """Keeps the processes of its specs running.
+
+    `start`, `run_once`, `run` and `stop` belong to one thread, which must outlive the children: Linux ties
+    them to the thread that started them. `add`, `retire` and `children` may be called by any thread.
+    """
+
+    def __init__(
+        self, specs: Iterable[ChildSpec], store: AgentStore, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._watch = StoreWatch()
+        self._poll = select.poll()
+        # Guards the table and the requests below; a Child itself is changed by the agent's thread only.
+        self._lock = threading.Lock()
+        self._children: dict[str, Child] = {}
+        self._to_retire: list[tuple[str, float]] = []
+        for spec in specs:
+            self.add(spec)
+
+    def start(self) -> AgentCounts:
+        """Start every child. Raises EnvironmentFault if one cannot be; `stop` then ends the others."""
+        now = self._clock()
+        waiting = [child for child in self._all() if child.state is ChildState.WAITING]
+        for child in waiting:
+            self._spawn(child, now)
+        return AgentCounts(started=len(waiting))
+
+    def add(self, spec: ChildSpec) -> None:
+        """Have the next round start this child too. Raises PipelineError if a living one has its name."""
+        with self._lock:
+            known = self._children.get(spec.name)
+            if known is not None and known.state is not ChildState.DONE:
+                raise PipelineError(
+                    f"the agent already has a child named {spec.name}",
+                    hint="give each process of a node a name of its own",
+                )
+            self._children[spec.name] = Child(spec)
+
+    def retire(self, name: str, deadline_seconds: float) -> None:
+        """Have the next round end this child for good: SIGTERM, and SIGKILL after the deadline."""
+        with self._lock:
+            if name not in self._children:
+                raise PipelineError(f"the agent has no child named {name}", hint="see children() for the names")
+            self._to_retire.append((name, deadline_seconds))
+
+    def children(self) -> tuple[ChildStatus, ...]:
+        """All children as they are now, also those that are done."""
+        return tuple(child.status() for child in self._all())
+
+    def run(self, stop_event: threading.Event) -> AgentCounts:
+        """Rounds until the event is set; a death ends the wait between two at once. Stops no child."""
+        counts = AgentCounts()
+        while not stop_event.is_set():
+            counts += self.run_once(self._clock())
+            self._wait(self._seconds_to_next())
+        return counts
+
+    def run_once(self, now: float) -> AgentCounts:
+        """One round: bury the dead, end the overdue, start what is due, look after cut-off workers."""
+        self._retire_asked(now)
+        counts = AgentCounts()
+        for child in self._all():
+            counts += self._look_after(child, now)
+        # Last, since the question may take a while when the store is down.
+        self._watch = self._watch.after(self._store.is_up(), now)
+        if self._watch.is_due(now):
+            self._end_cut_off(now)
+        return counts
+
+    def stop(self, deadline_seconds: float) -> tuple[str, ...]:
+        """End all children: SIGTERM to each, wait, SIGKILL at the deadline. Returns the names of the killed.
+
+        Nothing is restarted and no death is reported; a child that was done stays as it was.
+        """
+        deadline = self._clock() + deadline_seconds
+        children = self._all()
+        for child in children:
+            if child.state is ChildState.WAITING:
+                child.state = ChildState.DONE
+            child.is_retired = True
+            child.ask_to_end(deadline)
+        self._await_end(children, deadline)
+        late = [child for child in children if child.has_process]
+        for child in late:
+            self._kill(child)
+        self._await_end(late, self._clock() + _REAP_SECONDS)
+        for child in late:
+            if child.has_process:
+                logger.error("does not end even when killed child=%s pid=%d", child.spec.name, child.pid)
+        return tuple(child.spec.name for child in late)
+
+    def _all(self) -> list[Child]:
+        with self._lock:
+            return list(self._children.values())
+
+    def _look_after(self, child: Child, now: float) -> AgentCounts:
+        counts = AgentCounts()
+        if child.has_exited():
+            self._bury(child, now)
+            counts += AgentCounts(deaths=1)
+        elif child.state is ChildState.ENDING and now >= child.kill_at:
+            self._kill(child)
+        elif child.state is ChildState.RUNNING and now - child.started_at > HEALTHY_SECONDS:
+            child.quick_deaths = 0
+        if child.state is ChildState.WAITING and now >= child.due_at:
+            counts += self._start_due(child, now)
+        return counts
+
+    def _kill(self, child: Child) -> None:
+        logger.warning("killed at its deadline role=%s child=%s", child.spec.role, child.spec.name)
+        child.kill()
+
+    def _spawn(self, child: Child, now: float) -> None:
+        child.spawn(now)
+        self._poll.register(child.pidfd, select.POLLIN)
+        logger.info(
+            "started role=%s child=%s pid=%d incarnation=%s",
+            child.spec.role,
+            child.spec.name,
+            child.pid,
+            child.incarnation,
+        )
+
+    def _start_due(self, child: Child, now: float) -> AgentCounts:
+        is_first = child.starts == 0
+        try:
+            self._spawn(child, now)
+        except EnvironmentFault as fault:
+            logger.error("%s hint=%s", fault, fault.hint)
+            self._schedule(child, decide_restart(True, 1, 0.0, child.quick_deaths), now)
+            return AgentCounts()
+        return AgentCounts(started=1) if is_first else AgentCounts(restarts=1)
+
+    def _bury(self, child: Child, now: float) -> None:
+        self._poll.unregister(child.pidfd)
+        was_asked = child.state is ChildState.ENDING
+        exit_code = child.reap()
+        if child.is_retired:
+            child.state = ChildState.DONE
+            logger.info("retired role=%s child=%s code=%d", child.spec.role, child.spec.name, exit_code)
+            return
+        if was_asked:  # by the agent, to start it anew: that says nothing about the health of the child
+            decision = decide_restart(True, exit_code, math.inf, 0)
+        else:
+            lived_seconds = now - child.started_at
+            decision = decide_restart(child.spec.restart, exit_code, lived_seconds, child.quick_deaths)
+        self._schedule(child, decision, now)
+        if child.state is ChildState.WAITING and child.spec.role == WORKER:
+            self._report(child)
+
+    def _schedule(self, child: Child, decision: Done | Restart, now: float) -> None:
+        spec = child.spec
+        if isinstance(decision, Done):
+            child.state = ChildState.DONE
+            logger.info("done role=%s child=%s", spec.role, spec.name)
+            return
+        child.state = ChildState.WAITING
+        child.due_at = now + decision.delay_seconds
+        child.quick_deaths = decision.quick_deaths
+        logger.warning(
+            "died role=%s child=%s code=%s incarnation=%s restart_in_seconds=%.1f",
+            spec.role,
+            spec.name,
+            child.exit_code,
+            child.incarnation,
+            decision.delay_seconds,
+        )
+        if decision.is_new_crash_loop:
+            logger.error(
+                "dies again and again role=%s child=%s times=%d log=%s, which ends with:\n%s",
+                spec.role,
+                spec.name,
+                decision.quick_deaths,
+                spec.log,
+                child.log_tail(),
+            )
+
+    def _report(self, child: Child) -> None:
+        if self._watch.is_down:
+            return
+        try:
+            self._store.report_death(child.spec.name, child.incarnation)
+        except StoreUnavailable as error:
+            # The leader misses the heartbeat two seconds later.
+            logger.warning("death not reported child=%s error=%s", child.spec.name, error)
+
+    def _end_cut_off(self, now: float) -> None:
+        """Kombu waits up to 30 s before it connects again; a new worker is there in half a second."""
+        back_at = self._watch.back_at
+        assert back_at is not None
+        try:
+            for child in self._all():
+                if child.spec.role == WORKER and child.state is ChildState.RUNNING:
+                    heard_seconds = self._store.heard_from(child.spec.name)
+                    if is_cut_off(heard_seconds, child.started_at, back_at):
+                        logger.warning("cut off from the store, restarted child=%s", child.spec.name)
+                        child.ask_to_end(now + GRACE_SECONDS)
+        except StoreUnavailable:
+            self._watch = StoreWatch(is_down=True)
+        else:
+            self._watch = replace(self._watch, back_at=None)
+
+    def _retire_asked(self, now: float) -> None:
+        with self._lock:
+            asked = [(self._children[name], seconds) for name, seconds in self._to_retire]
+            self._to_retire.clear()
+        for child, deadline_seconds in asked:
+            child.is_retired = True
+            if child.state is ChildState.WAITING:
+                child.state = ChildState.DONE
+            child.ask_to_end(now + deadline_seconds)
+
+    def _seconds_to_next(self) -> float:
+        """How long nothing is due, at most one round."""
+        now = self._clock()
+        wanted = ROUND_SECONDS
+        for child in self._all():
+            if child.state is ChildState.WAITING:
+                wanted = min(wanted, child.due_at - now)
+            elif child.state is ChildState.ENDING:
+                wanted = min(wanted, child.kill_at - now)
+        return max(0.0, wanted)
+
+    def _wait(self, seconds: float) -> None:
+        """Until a child dies, or this long."""
+        self._poll.poll(seconds * 1000)
+
+    def _await_end(self, children: list[Child], deadline: float) -> None:
+        while any(child.has_process for child in children):
+            for child in children:
+                if child.has_exited():
+                    self._bury(child, self._clock())
+            remaining = deadline - self._clock()
+            if remaining <= 0:
+                return
+            if any(child.has_process for child in children):
+                self._wait(min(remaining, ROUND_SECONDS))

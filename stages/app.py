@@ -1,0 +1,92 @@
+"""The Celery application of a worker: its settings, the ticket task, and the refusal of other pools.
+
+Only the solo pool may serve our queues: ownership lives in one process and one thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from celery import Celery, bootsteps
+
+from pipeline.errors import PipelineError
+from pipeline.loader import load_graph
+from pipeline.plan import fingerprint
+from pipeline.store import keys
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.ownership import Ownership
+from pipeline.store.scripts import Scripts
+from pipeline.tickets import TASK, celery_settings
+from stages.owning import Owning
+from stages.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker process is told. The address may hold a password, so it comes by the environment, never by argv."""
+
+    redis_url: str
+    job: str
+    worker: str
+    incarnation: str
+    pipeline: str
+
+    @classmethod
+    def from_environment(cls, environment: dict[str, str]) -> WorkerSettings:
+        """Raises PipelineError that names what is missing."""
+        names = ("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_WORKER", "CELERIAC_PIPELINE")
+        missing = [name for name in names if not environment.get(name)]
+        if missing:
+            raise PipelineError(
+                f"a worker needs {', '.join(missing)} in its environment", hint="start workers with celeriac run"
+            )
+        url, job, worker, pipeline = (environment[name] for name in names)
+        return cls(url, job, worker, environment.get("CELERIAC_INCARNATION", "1-manual"), pipeline)
+
+
+def make_app(settings: WorkerSettings) -> Celery:
+    """Loads the user's pipeline and makes the application that serves it.
+
+    Raises PipelineError, also when the file is not the one that was submitted; StoreError.
+    """
+    plan = JobStore(Scripts(connect(settings.redis_url))).read(settings.job).plan
+    graph = load_graph(settings.pipeline)
+    if fingerprint(graph) != plan.fingerprint:
+        raise PipelineError(
+            f"{settings.pipeline} is not the pipeline that job {settings.job!r} was started with",
+            hint="run it under a new job id",
+        )
+
+    def ownership() -> Ownership:
+        return Ownership(Scripts(connect(settings.redis_url)), settings.job, settings.worker, settings.incarnation)
+
+    worker = Worker(ownership(), plan, graph)
+    app = Celery("celeriac-worker", set_as_current=False)
+    app.conf.update(celery_settings(settings.redis_url))
+    app.conf.task_default_queue = keys.worker_queue_name(settings.job, settings.worker)
+
+    def serve(stage: int, partition: int) -> None:
+        worker.slice(stage, partition)
+
+    app.task(name=TASK, ignore_result=True)(serve)
+    app.steps["worker"].add(RefuseOtherPools)
+    app.steps["consumer"].add(Owning)
+    app.celeriac_worker = worker
+    app.celeriac_pulse_ownership = ownership()
+    return app
+
+
+class RefuseOtherPools(bootsteps.Step):
+    """Ends a worker that was started with another pool than solo."""
+
+    requires: ClassVar = {"celery.worker.components:Pool"}
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        if parent.pool_cls.__module__ != "celery.concurrency.solo":
+            raise SystemExit(
+                "error: celeriac workers run with the solo pool only: a partition has one owner, in one process\n"
+                "hint: start it with -P solo, and start more workers for more cores"
+            )

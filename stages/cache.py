@@ -1,0 +1,70 @@
+"""The owner's cache of state: decoded, bounded in bytes, two generations. What is dropped is clean and loaded again.
+
+Never writes: a commit does. After a refused commit the whole cache is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from pipeline.codec import decode_value
+
+_OVERHEAD_BYTES: Final = 200
+"""What a cached key costs beyond its encoded size, roughly: dict slots and objects."""
+
+Loader = Callable[[Iterable[Any]], dict[str, list[tuple[Any, bytes | None]]]]
+"""Keys -> operator -> (key, encoded state or None)."""
+
+
+class StateCache:
+    """State of one partition: operator -> key -> value. `state` is what the kernel works on."""
+
+    def __init__(self, operators: Sequence[str], budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._operators = tuple(operators)
+        self.clear()
+
+    def clear(self) -> None:
+        self.state: dict[str, dict[Any, Any]] = {operator: {} for operator in self._operators}
+        self._old: dict[str, dict[Any, Any]] = {operator: {} for operator in self._operators}
+        self._sizes: dict[tuple[str, Any], int] = {}
+        self._bytes = 0
+
+    def prepare(self, keys: set[Any], load: Loader) -> None:
+        """Makes `state` hold everything that is known of these keys."""
+        if not self._operators:
+            return
+        if self._bytes > self.budget_bytes // 2:
+            self._age()
+        missing: set[Any] = set()
+        for operator in self._operators:
+            young, old = self.state[operator], self._old[operator]
+            for key in keys - young.keys():
+                if key in old:
+                    young[key] = old.pop(key)
+                else:
+                    missing.add(key)
+        if missing:
+            self._take(load(missing))
+
+    def note_size(self, operator: str, key: Any, size: int) -> None:
+        """The encoded size of a value that was just written; 0 for one that was deleted."""
+        at = (operator, key)
+        full = size + _OVERHEAD_BYTES if size else 0
+        self._bytes += full - self._sizes.get(at, 0)
+        self._sizes[at] = full
+
+    def _take(self, loaded: dict[str, list[tuple[Any, bytes | None]]]) -> None:
+        for operator, rows in loaded.items():
+            young = self.state[operator]
+            for key, data in rows:
+                if data is not None and key not in young:
+                    young[key] = decode_value(data)
+                    self.note_size(operator, key, len(data))
+
+    def _age(self) -> None:
+        self._old = self.state
+        self.state = {operator: {} for operator in self._operators}
+        self._sizes = {}
+        self._bytes = 0

@@ -1,0 +1,154 @@
+"""Turns what a step gives into what its commit writes: routed output entries, state by key group, timers.
+
+Batches are encoded whole. A record that cannot be stored raises EncodingError with nothing written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pipeline.codec import encode_batch, encode_value, state_field, timer_member
+from pipeline.errors import EncodingError
+from pipeline.kernel.contract import Step
+from pipeline.keying import first_table, group_of
+from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, stream_name
+from pipeline.records import Batch
+from pipeline.store import keys
+from pipeline.store.commits import Output, Target, Write
+from stages.cache import StateCache
+
+_ROUTES_KEPT: Final = 200_000
+"""Keys whose partition is remembered; the memory is emptied when it is full."""
+
+
+class Router:
+    """Key -> partition of one exchange. Remembers, since hashing costs more than a look-up."""
+
+    def __init__(self, partitions: int) -> None:
+        self._table = first_table(partitions)
+        self._partitions = partitions
+        self._known: dict[Any, int] = {}
+
+    def split(self, batch: Batch) -> dict[int, Batch]:
+        """The batch by target partition; order is kept within each."""
+        if self._partitions == 1:
+            return {0: batch}
+        routes = self._routes(batch.keys or [])
+        if batch.times is None and batch.ids is None:
+            return self._split_plain(batch, routes)
+        places: dict[int, list[int]] = {}
+        for index, target in enumerate(routes):
+            places.setdefault(target, []).append(index)
+        return {target: _pick(batch, indices) for target, indices in places.items()}
+
+    def _split_plain(self, batch: Batch, routes: list[int]) -> dict[int, Batch]:
+        parts = {target: Batch([], []) for target in set(routes)}
+        take_key = {target: part.keys.append for target, part in parts.items() if part.keys is not None}
+        take_value = {target: part.values.append for target, part in parts.items()}
+        for target, key, value in zip(routes, batch.keys or (), batch.values, strict=True):
+            take_key[target](key)
+            take_value[target](value)
+        return parts
+
+    def _routes(self, wanted: list[Any]) -> list[int]:
+        known = self._known
+        try:
+            return [known[key] for key in wanted]
+        except KeyError:
+            if len(known) > _ROUTES_KEPT:
+                known.clear()
+            table = self._table
+            for key in set(wanted):
+                if key not in known:
+                    known[key] = table[group_of(key)]
+            return [known[key] for key in wanted]
+
+
+def _pick(batch: Batch, indices: list[int]) -> Batch:
+    return Batch(
+        [batch.values[i] for i in indices],
+        None if batch.keys is None else [batch.keys[i] for i in indices],
+        None if batch.times is None else [batch.times[i] for i in indices],
+        None if batch.ids is None else [batch.ids[i] for i in indices],
+    )
+
+
+class StepEncoder:
+    """Encodes the steps of one stage of one job."""
+
+    def __init__(self, job: str, plan: Plan, stage: StagePlan) -> None:
+        self._job = job
+        self._limits = plan.limits
+        self._stage = stage
+        self._routers = {edge: Router(plan.stage(to).partitions) for edge, to in stage.exchanges.items()}
+        self._inboxes = {
+            edge: [Target.partition(job, to, number) for number in range(plan.stage(to).partitions)]
+            for edge, to in stage.exchanges.items()
+        }
+        streams = {sink.name: stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS}
+        self._streams = {name: Target.stream(job, streams[name]) for name in stage.sinks if name in streams}
+        self.file_sinks = tuple(name for name in stage.sinks if name not in streams)
+
+    def everywhere(self) -> list[Target]:
+        """Every target of the stage: control goes to all of them."""
+        return [target for targets in self._inboxes.values() for target in targets] + list(self._streams.values())
+
+    def outputs(self, step: Step) -> dict[Target, list[Output]]:
+        """The entries for inboxes and output streams. Raises EncodingError."""
+        found: dict[Target, list[Output]] = {}
+        for edge, batch in step.outputs.items():
+            if edge in self._routers:
+                targets = self._inboxes[edge]
+                for number, part in self._routers[edge].split(batch).items():
+                    found.setdefault(targets[number], []).extend(self._entries(part))
+            elif edge in self._streams:
+                found.setdefault(self._streams[edge], []).extend(self._entries(batch))
+        return found
+
+    def _entries(self, batch: Batch) -> list[Output]:
+        if not batch.values:
+            return []
+        payload = encode_batch(batch)
+        limits = self._limits
+        if len(payload) <= min(limits.record_bytes, limits.entry_bytes):
+            return [Output("D", len(batch), None, payload)]
+        if len(batch) > 1:
+            half = len(batch) // 2
+            return self._entries(batch.slice(0, half)) + self._entries(batch.slice(half, len(batch)))
+        if len(payload) > limits.record_bytes:
+            raise EncodingError(f"an output has {len(payload)} bytes, more than the limit of {limits.record_bytes}", 0)
+        return [Output("D", 1, None, payload)]
+
+    def state(self, step: Step, cache: StateCache) -> list[Write]:
+        """The changed keys by key group. Raises EncodingError for a state that cannot be stored."""
+        sets: dict[int, list[Any]] = {}
+        gone: dict[int, list[Any]] = {}
+        for operator, changed in step.changed.items():
+            held = cache.state[operator]
+            for key in changed:
+                field = state_field(operator, key)
+                if key in held:
+                    data = encode_value(held[key])
+                    if len(data) > self._limits.record_bytes:
+                        raise EncodingError(f"the state of key {key!r} in {operator!r} has {len(data)} bytes")
+                    sets.setdefault(group_of(key), []).extend((field, data))
+                    cache.note_size(operator, key, len(data))
+                else:
+                    gone.setdefault(group_of(key), []).append(field)
+                    cache.note_size(operator, key, 0)
+        index = self._stage.index
+        writes = [Write("HSET", keys.state(self._job, index, group), values) for group, values in sets.items()]
+        writes += [Write("HDEL", keys.state(self._job, index, group), values) for group, values in gone.items()]
+        return writes
+
+    def timers(self, step: Step) -> list[Write]:
+        """The changes of the timer index."""
+        cleared: dict[tuple[str, int], list[Any]] = {}
+        fresh: dict[tuple[str, int], list[Any]] = {}
+        for timer in step.timers_cleared:
+            cleared.setdefault((timer.operator, group_of(timer.key)), []).append(timer_member(timer))
+        for timer in step.timers_set:
+            fresh.setdefault((timer.operator, group_of(timer.key)), []).extend((timer.due, timer_member(timer)))
+        job, index = self._job, self._stage.index
+        writes = [Write("ZREM", keys.timers(job, index, *at), values) for at, values in cleared.items()]
+        return writes + [Write("ZADD", keys.timers(job, index, *at), values) for at, values in fresh.items()]

@@ -1,0 +1,167 @@
+"""The part of an inbox that its owner has fetched: entries are decoded once and handed out as records or control."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pipeline.codec import decode_batch
+from pipeline.errors import DecodingError
+from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, decode_header
+from pipeline.positions import Position, entry_after
+from pipeline.records import MAX_TIME, Batch
+from pipeline.store.commits import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind."""
+
+    batch: Batch
+    end: Position
+    released_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """An entry whose payload cannot be read."""
+
+    payload: bytes
+    count: int
+    why: DecodingError
+    end: Position
+    released_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The sender's watermark becomes `time`; MAX_TIME is its end."""
+
+    sender: str
+    time: int
+    end: Position
+    released_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A barrier or a routing table."""
+
+    header: Barrier | Table
+    end: Position
+
+
+Item: TypeAlias = Records | Poisoned | Promise | Mark
+
+
+class Inbox:
+    """Fetched entries of one partition, from `position` on. Never skips and never reorders."""
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.read_from = position.entry
+        self._entries: deque[Entry] = deque()
+        self._head: tuple[str, Header, Batch | None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def add(self, entries: list[Entry]) -> None:
+        """Entries as they were read from `read_from` on. Raises DecodingError for an unreadable header."""
+        self._entries.extend(entries)
+        last = entries[-1]
+        header = decode_header(last.header)
+        self.read_from = entry_after(last.id, header.count if isinstance(header, Data) else 0)
+
+    def move_to(self, end: Position) -> None:
+        """The commit up to `end` was applied."""
+        self.position = end
+        while self._entries and self._entries[0].id != end.entry:
+            self._entries.popleft()
+
+    def take(self, limit: int) -> Item:
+        """What comes next: at most `limit` records, or one control entry. Raises DecodingError for a bad header."""
+        entry = self._entries[0]
+        header, batch, why = self._decoded(entry)
+        record = self.position.record
+        match header:
+            case Data():
+                if why is not None:
+                    end = Position(entry_after(entry.id, header.count))
+                    return Poisoned(entry.payload, header.count, why, end, len(entry.payload))
+                if record >= header.count:
+                    return self._promise_of(entry, header)
+                assert batch is not None
+                return self._records(entry, header, batch, record, limit)
+            case Watermark():
+                return Promise(header.sender, header.time, Position(entry_after(entry.id, 0)), 0)
+            case EndOfInput():
+                return Promise(header.sender, MAX_TIME, Position(entry_after(entry.id, 0)), 0)
+            case Barrier() | Table():
+                return Mark(header, Position(entry_after(entry.id, 0)))
+
+    def _decoded(self, entry: Entry) -> tuple[Header, Batch | None, DecodingError | None]:
+        if self._head is not None and self._head[0] == entry.id:
+            return self._head[1], self._head[2], None
+        header = decode_header(entry.header)
+        if not isinstance(header, Data):
+            return header, None, None
+        try:
+            batch = decode_batch(entry.payload)
+            if len(batch) != header.count:
+                raise DecodingError(f"a payload holds {len(batch)} records, its header says {header.count}")
+        except DecodingError as error:
+            return header, None, error
+        self._head = (entry.id, header, batch)
+        return header, batch, None
+
+    def _promise_of(self, entry: Entry, header: Data) -> Promise:
+        time = header.watermark if header.watermark is not None else 0
+        return Promise(header.sender, time, Position(entry_after(entry.id, header.count)), len(entry.payload))
+
+    def _records(self, entry: Entry, header: Data, batch: Batch, record: int, limit: int) -> Records:
+        """Records of this entry and, where it ends without a promise, of the Data entries behind it."""
+        stop = min(header.count, record + limit)
+        taken = [_without_skipped(batch, header.skip, record, stop)]
+        end, released = _after(entry, header, stop)
+        room = limit - (stop - record)
+        for number in range(1, len(self._entries)):
+            if room <= 0 or end.record:
+                break
+            entry = self._entries[number]
+            header_, batch_, why = self._decoded(entry)
+            if not isinstance(header_, Data) or batch_ is None or why is not None:
+                break
+            stop = min(header_.count, room)
+            taken.append(_without_skipped(batch_, header_.skip, 0, stop))
+            end, more = _after(entry, header_, stop)
+            released += more
+            room -= stop
+        return Records(_joined(taken), end, released)
+
+
+def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
+    """The position behind record `stop` - 1 of an entry, and the bytes that are left behind with it."""
+    if stop < header.count or header.watermark is not None:
+        return Position(entry.id, stop), 0
+    return Position(entry_after(entry.id, header.count)), len(entry.payload)
+
+
+def _without_skipped(batch: Batch, skip: tuple[int, ...], start: int, stop: int) -> Batch:
+    if not skip:
+        return batch if start == 0 and stop == len(batch) else batch.slice(start, stop)
+    return _joined([batch.slice(i, i + 1) for i in range(start, stop) if i not in skip])
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    joined = Batch([], [], [], [])
+    for batch in batches:
+        joined.faults.update({len(joined.values) + i: why for i, why in batch.faults.items()})
+        joined.values.extend(batch.values)
+        for name in ("keys", "times", "ids"):
+            column, more = getattr(joined, name), getattr(batch, name)
+            setattr(joined, name, None if column is None or more is None else column + more)
+    return joined

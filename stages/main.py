@@ -1,0 +1,31 @@
+"""`python -m stages.main`: one worker process. What it serves comes by the environment (see WorkerSettings)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+
+from pipeline.errors import CeleriacError
+from stages.app import WorkerSettings, make_app
+
+
+def main() -> int:
+    """Runs until SIGTERM; the exit code of Celery's worker, or 3 when it cannot start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("celery").setLevel(logging.WARNING)
+    try:
+        settings = WorkerSettings.from_environment(dict(os.environ))
+        app = make_app(settings)
+    except CeleriacError as error:
+        print(f"error: {error}\nhint: {error.hint}" if error.hint else f"error: {error}", file=sys.stderr)
+        return 3
+    node = f"{{{settings.job}}}.{settings.worker}@{socket.gethostname()}"
+    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING"]
+    app.worker_main(["worker", "--pool=solo", f"--hostname={node}", *quiet])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

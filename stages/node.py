@@ -1,0 +1,173 @@
+"""The process of one node: keeps leader, workers and feeders of one job running, and ends with its parent.
+
+Run as `python -m stages.node`, with `pipeline.cli.nodes.NodeSettings` as JSON on standard input. It never handles
+records. A child that can never work makes the job fail, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pipeline.cli.nodes import NodeSettings
+from pipeline.errors import DecodingError, EnvironmentFault, JobStateError, StoreError, UnknownJob
+from pipeline.lifecycle import JobState
+from pipeline.store.agents import AgentLink
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+from stages.agent import Agent
+from stages.supervision import WORKER, ChildSpec, ChildState, ChildStatus
+
+LEADER: Final = "leader"
+SOURCE: Final = "source"
+
+SOURCE_RESTARTS: Final = 5
+LEADER_DEATHS: Final = 8
+"""So many deaths in a row, each soon after the start, are no bad luck."""
+
+WATCH_SECONDS: Final = 0.25
+_FAULTY_SETTINGS: Final = 2
+_NOT_STARTED: Final = 3
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Runs until SIGTERM, or until the parent is gone, and returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = NodeSettings.decode(sys.stdin.buffer.read())
+        return run_node(settings, stop)
+    except DecodingError as error:
+        _log.error("%s", error)
+        return _FAULTY_SETTINGS
+    except EnvironmentFault as error:
+        _log.error("%s (%s)", error, error.hint)
+        return _NOT_STARTED
+
+
+def run_node(settings: NodeSettings, stop: threading.Event) -> int:
+    """Starts the children and looks after them until `stop`. Raises EnvironmentFault when one cannot be started."""
+    agent = Agent(child_specs(settings), AgentLink(_scripts(settings), settings.job))
+    watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
+    watcher = threading.Thread(target=watch.run, args=(stop,), name="watch")
+    try:
+        agent.start()
+        watcher.start()
+        agent.run(stop)
+    finally:
+        stop.set()
+        killed = agent.stop(settings.stop_seconds)
+        if killed:
+            _log.warning("did not end in %.1f s and were killed: %s", settings.stop_seconds, ", ".join(killed))
+        if watcher.ident is not None:
+            watcher.join()
+    return 0
+
+
+def child_specs(settings: NodeSettings) -> list[ChildSpec]:
+    """Leader first, so that assignments are there when workers come; then workers, then feeders."""
+    python = (sys.executable, "-m")
+    common = {
+        "CELERIAC_REDIS": settings.redis,
+        "CELERIAC_JOB": settings.job,
+        "CELERIAC_PIPELINE": settings.target,
+        "TMPDIR": settings.temporary,
+    }
+    logs = Path(settings.logs)
+    # With the job's hash tag in its name, whatever kombu makes for the leader's queue goes with the job.
+    leader_env = {**common, "CELERIAC_LEADER": f"{{{settings.job}}}.l0"}
+    specs = [ChildSpec("leader", (*python, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
+    for number in range(settings.workers):
+        name = f"w{number}"
+        env = {**common, "CELERIAC_WORKER": name}
+        specs.append(ChildSpec(name, (*python, "stages.main"), env, WORKER, True, logs / f"{name}.log"))
+    for number, source in enumerate(settings.sources):
+        name = f"source {source}"
+        env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
+        argv = (*python, "pipeline.sources.main")
+        specs.append(ChildSpec(name, argv, env, SOURCE, False, logs / f"source{number}.log"))
+    return specs
+
+
+def hopeless(child: ChildStatus, is_heard: bool) -> str:
+    """Why this child will never do its work, or nothing. `is_heard`: a worker of its name has sent a heartbeat."""
+    if child.state is ChildState.DONE:
+        return ""
+    if child.role == SOURCE and child.deaths > SOURCE_RESTARTS:
+        return f"the feeder of {child.name!r} died {child.deaths} times"
+    if child.role == LEADER and child.is_crash_looping and child.deaths >= LEADER_DEATHS:
+        return f"the leader died {child.deaths} times at its start"
+    if child.role == WORKER and child.is_crash_looping and not is_heard:
+        return f"worker {child.name} died {child.deaths} times at its start"
+    return ""
+
+
+@dataclass(slots=True)
+class ChildWatch:
+    """Fails the job when a child is hopeless. Runs in a thread of its own, with a store of its own."""
+
+    children: Callable[[], tuple[ChildStatus, ...]]
+    settings: NodeSettings
+    store: JobStore
+    started_at: float
+
+    def run(self, stop: threading.Event) -> None:
+        """Looks again and again until `stop`, or until the job has failed."""
+        while not stop.wait(WATCH_SECONDS):
+            try:
+                if self.run_once(time.monotonic()):
+                    return
+            except (JobStateError, UnknownJob) as error:
+                _log.info("job=%s has ended already: %s", self.settings.job, error)
+                return
+            except StoreError as error:
+                _log.warning("job=%s cannot be looked at: %s", self.settings.job, error)
+
+    def run_once(self, now: float) -> bool:
+        """True when the job was made to fail. Raises StoreError."""
+        for child in self.children():
+            is_suspect = child.role == WORKER and child.is_crash_looping
+            reason = hopeless(child, is_suspect and self._is_heard(child.name, now))
+            if reason:
+                words = last_words(self._log(child))
+                self.store.transition(self.settings.job, JobState.FAILED, f"{reason}; it said: {words}")
+                _log.error("job=%s failed: %s", self.settings.job, reason)
+                return True
+        return False
+
+    def _is_heard(self, worker: str, now: float) -> bool:
+        workers = self.store.facts(self.settings.job).workers
+        return any(each.name == worker and each.age_seconds < now - self.started_at for each in workers)
+
+    def _log(self, child: ChildStatus) -> Path:
+        return next(spec.log for spec in child_specs(self.settings) if spec.name == child.name)
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says something."""
+    if not log.is_file():
+        return "nothing"
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - 8192))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "nothing")
+
+
+def _scripts(settings: NodeSettings) -> Scripts:
+    return Scripts(connect(settings.redis))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

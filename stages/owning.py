@@ -1,0 +1,88 @@
+"""The bootstep that ties ownership to Celery: it follows the assignment table with queues, and runs the heartbeat."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, ClassVar, Final
+
+from celery import bootsteps
+
+from pipeline.errors import StoreError
+from pipeline.store import keys
+from stages.pulse import Pulse
+from stages.worker import Place, Worker
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_SECONDS: Final = 0.5
+
+
+class Owning(bootsteps.StartStopStep):
+    """Takes and leaves queues as the table says, and works once on each partition that is new.
+
+    Celery starts it anew after each reconnect of its own connection; the heartbeat lives as long as the process.
+    """
+
+    requires: ClassVar = {"celery.worker.consumer.tasks:Tasks"}
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._worker: Worker = parent.app.celeriac_worker
+        self._consumed: set[Place] = set()
+        self._pulse: Pulse | None = None
+        self._is_consuming = False
+        self._wake: Callable[[], None] = _nothing
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        """Called at each connect, behind `start`, on the hub's thread."""
+        self._is_consuming = True
+        self._wake = lambda: hub.call_soon(self._look, parent, hub)
+        if self._pulse is None:
+            # All that lives now lives on: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            ownership = parent.app.celeriac_pulse_ownership
+            self._pulse = Pulse(ownership, self._report, lambda: self._wake(), _end_process)
+            self._pulse.start()
+        self._wake()
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
+        """Celery's connection is lost, or the worker ends."""
+        self._is_consuming = False
+        self._wake = _nothing
+
+    def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
+        if self._pulse is not None:
+            self._pulse.stop()
+
+    def _report(self) -> dict[str, Any]:
+        return {**self._worker.hand.report(monotonic()), "consuming": self._is_consuming, "pid": os.getpid()}
+
+    def _look(self, consumer: Any, hub: Any) -> None:
+        try:
+            fresh = self._worker.look()
+        except StoreError as error:
+            logger.warning("the assignment cannot be read, it is tried again: %s", error)
+            hub.call_later(_LOOK_AGAIN_SECONDS, self._look, consumer, hub)
+            return
+        job, owned = self._worker.ownership.job, set(self._worker.places)
+        for place in sorted(self._consumed - owned):
+            consumer.cancel_task_queue(keys.queue_name(job, *place))
+        for place in sorted(owned - self._consumed):
+            consumer.add_task_queue(keys.queue_name(job, *place))
+        self._consumed = owned
+        for place in fresh:
+            self._worker.slice(*place)
+
+
+def _nothing() -> None:
+    """No connection: there is nobody to wake."""
+
+
+def _end_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,258 @@
+"""The owner's side of one partition: a slice is a loop of steps, each one commit, until idle, full, or out of time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from pipeline.kernel.stage import StageKernel
+from pipeline.messages import Barrier
+from pipeline.plan import Plan, StagePlan
+from pipeline.positions import Position
+from pipeline.records import MAX_TIME, MIN_TIME, Timer
+from pipeline.store.commits import (
+    Commit,
+    Committer,
+    Entries,
+    Idle,
+    Kept,
+    Mode,
+    Output,
+    Refusal,
+    Refused,
+    Yielded,
+)
+from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_partition
+from stages.cache import StateCache
+from stages.encoding import StepEncoder
+from stages.inbox import Inbox, Mark, Poisoned, Promise, Records
+from stages.pace import Pace
+from stages.staging import StagedSinks
+from stages.step import Letters, Outcome, Stepper
+
+logger = logging.getLogger(__name__)
+
+TIMERS_PER_STEP: Final = 2000
+"""How many timers one commit fires: a million open windows are not one commit."""
+
+SINGLE_RECORDS: Final = 256
+"""After two unclean ends at a position so many records run alone; no first step of a new owner is larger."""
+
+
+class SliceEnd(Enum):
+    """Why a slice ended."""
+
+    IDLE = "idle"
+    YIELDED = "yielded"
+    FULL = "full"
+    FENCED = "fenced"
+    STALE = "stale"
+    """What the owner knew is out of date: acquire again."""
+    STOPPED = "stopped"
+    FOREIGN_KEY = "foreign key"
+
+
+_ENDS = {
+    Refusal.FENCED: SliceEnd.FENCED,
+    Refusal.MOVED_ON: SliceEnd.STALE,
+    Refusal.OLD_TABLE: SliceEnd.STALE,
+    Refusal.STOPPED: SliceEnd.STOPPED,
+    Refusal.FOREIGN_KEY: SliceEnd.FOREIGN_KEY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What all partitions of a stage share in one worker."""
+
+    job: str
+    plan: Plan
+    stage: StagePlan
+    kernel: StageKernel
+    encoder: StepEncoder
+    ownership: Ownership
+
+    def expected_senders(self) -> frozenset[str]:
+        """Those whose promises make the watermark of a partition; an entry stage hears of its end from the leader."""
+        if not self.stage.upstream:
+            return frozenset({"source"})
+        upstream = (self.plan.stage(index) for index in self.stage.upstream)
+        return frozenset(f"{stage.index}.{number}" for stage in upstream for number in range(stage.partitions))
+
+
+class PartitionOwner:
+    """One owned partition. All of it is used by one thread."""
+
+    def __init__(self, context: StageContext, row: Assigned, acquired: Acquired, clock: Callable[[], float]) -> None:
+        limits = context.plan.limits
+        self.row = row
+        self.cache = StateCache(context.kernel.keyed_operators, limits.cache_bytes)
+        self._context = context
+        self._clock = clock
+        self._committer = Committer(context.ownership.scripts, context.job, row.stage, row.partition, row.token, limits)
+        sinks = context.encoder.file_sinks
+        self._sinks = StagedSinks(context.job, context.plan, sinks, row.stage, row.partition, row.term)
+        self._stepper = Stepper(
+            context.kernel,
+            context.encoder,
+            self.cache,
+            self._sinks,
+            self._load,
+            Letters(context.job, row.stage, row.partition),
+        )
+        self._expected = context.expected_senders()
+        self._pace = Pace(limits)
+        self.reset(acquired)
+
+    def reset(self, acquired: Acquired) -> None:
+        """Drops all that was known and starts from what Redis holds."""
+        self.cache.clear()
+        self._sinks.start_over()
+        self._inbox = Inbox(acquired.position)
+        self._watermarks = dict(acquired.watermarks)
+        self._watermark = acquired.watermark
+        self._table = acquired.table
+        self._deaths = acquired.deaths
+        self._singles = SINGLE_RECORDS if acquired.deaths >= 2 else 0
+        self._held: Commit | None = None
+
+    @property
+    def position(self) -> Position:
+        return self._inbox.position
+
+    @property
+    def is_held(self) -> bool:
+        """True while a finished step waits for a full inbox."""
+        return self._held is not None
+
+    def close(self) -> None:
+        self._sinks.start_over()
+
+    def run_slice(self) -> SliceEnd:
+        """Works until there is nothing to do, or the slice is over.
+
+        Raises StoreError (the outcome of the last commit is then unknown), SinkError, DecodingError: `reset` next.
+        """
+        deadline = self._clock() + self._context.plan.limits.slice_seconds
+        commit = self._held or self._reading()
+        while True:
+            if self._held is None and self._inbox:
+                commit = self._next(deadline)
+            reply = self._committer.send(commit, self._table)
+            if isinstance(reply, Refused):
+                if reply.why is Refusal.FULL:
+                    self._held = commit
+                    return SliceEnd.FULL
+                return _ENDS[reply.why]
+            self._held = None
+            self._inbox.move_to(commit.end)
+            match reply:
+                case Idle():
+                    return SliceEnd.IDLE
+                case Yielded():
+                    return SliceEnd.YIELDED
+                case Entries(entries):
+                    self._inbox.add(entries)
+                case Kept():
+                    pass
+
+    def _reading(self) -> Commit:
+        """A commit of nothing: it reads on, or gives the ticket back."""
+        return self._commit(self._inbox.position, "more")
+
+    def _commit(self, end: Position, mode: Mode, outcome: Outcome | None = None, released_bytes: int = 0) -> Commit:
+        outcome = outcome or Outcome()
+        return Commit(
+            start=self._inbox.position,
+            end=end,
+            mode=mode,
+            read_from=self._inbox.read_from,
+            read_records=self._context.plan.limits.step_records,
+            released_bytes=released_bytes,
+            counts=outcome.counts,
+            writes=outcome.writes,
+            outputs=outcome.outputs,
+        )
+
+    def _next(self, deadline: float) -> Commit:
+        """Runs the next step; its commit is not sent yet."""
+        limit = 1 if self._singles else self._pace.allowance()
+        item = self._inbox.take(limit)
+        match item:
+            case Records():
+                commit = self._records(item)
+            case Poisoned():
+                logger.warning("an entry cannot be read: %s entry=%s: %s", self._named(), self.position, item.why)
+                outcome = self._stepper.give_up_payload(item.payload, item.count, str(item.why))
+                commit = self._commit(item.end, "keep", outcome, item.released_bytes)
+            case Promise():
+                commit = self._promise(item)
+            case Mark():
+                commit = self._commit(item.end, "keep")
+                if isinstance(item.header, Barrier):
+                    commit.meta["barrier"] = item.header.epoch
+                else:
+                    commit.meta["arrived"] = item.header.version
+        commit.mode = self._mode(commit, deadline)
+        return commit
+
+    def _mode(self, commit: Commit, deadline: float) -> Mode:
+        if self._clock() >= deadline:
+            return "yield"
+        return "more" if commit.end.entry == self._inbox.read_from else "keep"
+
+    def _records(self, item: Records) -> Commit:
+        started = self._clock()
+        if self._singles:
+            outcome = self._run_single(item)
+        else:
+            outcome = self._stepper.run(item.batch)
+        self._pace.note(len(item.batch), outcome.counts.emitted, self._clock() - started)
+        return self._commit(item.end, "keep", outcome, item.released_bytes)
+
+    def _run_single(self, item: Records) -> Outcome:
+        limits = self._context.plan.limits
+        self._singles -= 1
+        deaths, self._deaths = self._deaths, 0
+        if deaths >= limits.deaths:
+            logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
+            return self._stepper.give_up(item.batch, f"killed its worker {deaths} times")
+        self._context.ownership.declare_trial(self.row, self.position)
+        return self._stepper.run(item.batch)
+
+    def _promise(self, item: Promise) -> Commit:
+        """Handles a watermark or an end: fires what is due, and passes it on when nothing is left to fire."""
+        promised = {**self._watermarks, item.sender: max(item.time, self._watermarks.get(item.sender, MIN_TIME))}
+        low = min(promised.get(sender, MIN_TIME) for sender in self._expected)
+        if low > self._watermark:
+            timers = self._due(low)
+            if timers:
+                outcome = self._stepper.fire(timers)
+                return self._commit(Position(self.position.entry, self.position.record + 1), "keep", outcome)
+        commit = self._commit(item.end, "keep", None, item.released_bytes)
+        self._watermarks = promised
+        commit.log[f"w:{item.sender}"] = promised[item.sender]
+        if low > self._watermark:
+            self._watermark = low
+            commit.meta["watermark"] = low
+            if low == MAX_TIME:
+                commit.meta["done"] = 1
+            news = Output("E") if low == MAX_TIME else Output("W", 0, low)
+            commit.outputs = {target: [news] for target in self._context.encoder.everywhere()}
+        return commit
+
+    def _due(self, watermark: int) -> list[Timer]:
+        stage = self._context.stage
+        groups = groups_of_partition(self.row.partition, stage.partitions)
+        operators = self._context.kernel.keyed_operators
+        return self._context.ownership.due_timers(stage.index, operators, groups, watermark, TIMERS_PER_STEP)
+
+    def _load(self, wanted: Iterable[Any]) -> dict[str, list[tuple[Any, bytes | None]]]:
+        context = self._context
+        return context.ownership.load_state(context.stage.index, context.kernel.keyed_operators, wanted)
+
+    def _named(self) -> str:
+        return f"job={self._context.job} stage={self.row.stage} partition={self.row.partition}"

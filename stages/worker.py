@@ -1,0 +1,176 @@
+"""One worker of one job: which partitions it owns, and their slices. Runs on the thread of Celery's hub only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from pipeline.errors import CeleriacError, JobStateError, StoreError, UnknownJob
+from pipeline.graph import Graph
+from pipeline.kernel.stage import StageKernel
+from pipeline.lifecycle import JobState
+from pipeline.plan import Plan
+from pipeline.store.jobs import JobStore
+from pipeline.store.ownership import Assigned, Ownership
+from stages.encoding import StepEncoder
+from stages.partition import PartitionOwner, SliceEnd, StageContext
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Hand:
+    """What the worker has in hand, for its heartbeat: place -> (position, since by the clock, why)."""
+
+    at: dict[Place, tuple[str, float, str]] = field(default_factory=dict)
+
+    def report(self, now: float) -> dict[str, Any]:
+        """`slices`: partitions at work. `hand`: place -> position, age and what it waits for."""
+        held = list(self.at.items())
+        return {
+            "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why == "running"],
+            "hand": {
+                f"{s}.{p}": {"position": position, "since_ms": int((now - since) * 1000), "why": why}
+                for (s, p), (position, since, why) in held
+            },
+        }
+
+
+class Worker:
+    """Owns what the assignment table says, and nothing else; serves tickets."""
+
+    def __init__(self, ownership: Ownership, plan: Plan, graph: Graph, clock: Callable[[], float] = monotonic) -> None:
+        self.ownership = ownership
+        self.plan = plan
+        self.hand = Hand()
+        self._clock = clock
+        self._jobs = JobStore(ownership.scripts)
+        self._contexts = [
+            StageContext(
+                ownership.job,
+                plan,
+                stage,
+                StageKernel(graph, stage),
+                StepEncoder(ownership.job, plan, stage),
+                ownership,
+            )
+            for stage in plan.stages
+        ]
+        self._owned: dict[Place, PartitionOwner] = {}
+        self._stale: set[Place] = set()
+
+    @property
+    def places(self) -> list[Place]:
+        return sorted(self._owned)
+
+    def look(self) -> list[Place]:
+        """Brings what is owned in line with the table; the places that are new. Raises StoreError."""
+        rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
+        for place, owner in list(self._owned.items()):
+            if rows.get(place) != owner.row:
+                self._drop(place)
+        fresh = [place for place in rows if place not in self._owned and self._acquire(rows[place])]
+        budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
+        for owner in self._owned.values():
+            owner.cache.budget_bytes = budget
+        return fresh
+
+    def slice(self, stage: int, partition: int) -> SliceEnd | None:
+        """One slice of a partition; None when it is not ours. Never raises what a ticket cannot handle.
+
+        A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
+        """
+        place = (stage, partition)
+        try:
+            if place not in self._owned:
+                self.look()
+            owner = self._fresh(place)
+            if owner is None:
+                return None
+            return self._run(place, owner)
+        except StoreError as error:
+            logger.warning("a slice was cut off: %s: %s", self._named(place), error)
+            self._stale.add(place)
+            self.hand.at.pop(place, None)
+            return SliceEnd.STALE
+        except CeleriacError as error:
+            self._fail(place, error)
+            return SliceEnd.STOPPED
+
+    def _run(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+        self.hand.at[place] = (str(owner.position), self._clock(), "running")
+        is_known = False
+        try:
+            end = owner.run_slice()
+            is_known = True
+        finally:
+            if not is_known:
+                self._stale.add(place)
+            self.hand.at.pop(place, None)
+        match end:
+            case SliceEnd.FULL:
+                self.hand.at[place] = (str(owner.position), self._clock(), "full")
+            case SliceEnd.FENCED:
+                logger.warning(
+                    "fenced: another worker has taken over; nothing was written, its work is dropped here: %s token=%s",
+                    self._named(place),
+                    owner.row.token,
+                )
+                self._drop(place)
+            case SliceEnd.STALE:
+                logger.info("what was known is out of date and is read anew: %s", self._named(place))
+                self._stale.add(place)
+                return self.slice(*place) or end
+            case SliceEnd.STOPPED:
+                self._drop(place)
+            case SliceEnd.FOREIGN_KEY:
+                self._fail(place, StoreError("a key of this job holds something else: another program writes to it"))
+            case SliceEnd.IDLE | SliceEnd.YIELDED:
+                pass
+        return end
+
+    def _fresh(self, place: Place) -> PartitionOwner | None:
+        """The owner object with true knowledge, or None when the partition is no longer ours."""
+        owner = self._owned.get(place)
+        if owner is None or place not in self._stale:
+            return owner
+        acquired = self.ownership.acquire(owner.row)
+        if acquired is None:
+            self._drop(place)
+            return None
+        owner.reset(acquired)
+        self._stale.discard(place)
+        return owner
+
+    def _acquire(self, row: Assigned) -> bool:
+        acquired = self.ownership.acquire(row)
+        if acquired is None:
+            return False
+        place = (row.stage, row.partition)
+        self._owned[place] = PartitionOwner(self._contexts[row.stage], row, acquired, self._clock)
+        logger.info("owns %s token=%s position=%s", self._named(place), row.token, acquired.position)
+        return True
+
+    def _drop(self, place: Place) -> None:
+        owner = self._owned.pop(place, None)
+        self._stale.discard(place)
+        self.hand.at.pop(place, None)
+        if owner is not None:
+            owner.close()
+
+    def _fail(self, place: Place, error: CeleriacError) -> None:
+        logger.error("the job fails: %s: %s", self._named(place), error, exc_info=error)
+        hint = f" ({error.hint})" if error.hint else ""
+        try:
+            self._jobs.transition(self.ownership.job, JobState.FAILED, f"stage {place[0]}: {error}{hint}")
+        except (JobStateError, UnknownJob) as late:
+            logger.info("the job has ended already: %s", late)
+        self._drop(place)
+
+    def _named(self, place: Place) -> str:
+        return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"

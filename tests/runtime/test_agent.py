@@ -1,0 +1,463 @@
+"""The node agent: its decisions without processes, its behaviour with real ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable
+from stages.agent import Agent
+from stages.supervision import (
+    AgentCounts,
+    ChildSpec,
+    ChildState,
+    ChildStatus,
+    Done,
+    Restart,
+    StoreWatch,
+    decide_restart,
+    is_cut_off,
+)
+
+SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
+IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
+WITH_A_CHILD = """
+import subprocess
+child = subprocess.Popen(["sleep", "600"])
+print("grandchild", child.pid, flush=True)
+child.wait()
+"""
+
+
+def wait_until(predicate: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        threading.Event().wait(0.005)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@dataclass
+class FakeStore:
+    """What the agent sees of the store, set by hand."""
+
+    up: bool = True
+    accepts_reports: bool = True
+    heard: dict[str, float] = field(default_factory=dict)
+    reported: list[tuple[str, str]] = field(default_factory=list)
+
+    def report_death(self, name: str, incarnation: str) -> None:
+        if not (self.up and self.accepts_reports):
+            raise StoreUnavailable("no answer")
+        self.reported.append((name, incarnation))
+
+    def is_up(self) -> bool:
+        return self.up
+
+    def heard_from(self, name: str) -> float | None:
+        return self.heard.get(name)
+
+
+@dataclass
+class Bench:
+    """An agent under a clock that is set by hand: processes are real, time is not."""
+
+    folder: Path
+    store: FakeStore = field(default_factory=FakeStore)
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.agent = Agent([], self.store, clock=lambda: self.now)
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def add(self, name: str, code: str, role: str = "worker", restart: bool = True) -> None:
+        argv = (sys.executable, "-S", "-c", code)
+        self.agent.add(ChildSpec(name, argv, {"GREETING": "hello"}, role, restart, self.log(name)))
+
+    def round(self, after_seconds: float = 0.0) -> AgentCounts:
+        self.now += after_seconds
+        return self.agent.run_once(self.now)
+
+    def child(self, name: str) -> ChildStatus:
+        return next(child for child in self.agent.children() if child.name == name)
+
+    def rounds_until(self, predicate: Callable[[], bool]) -> AgentCounts:
+        """Rounds at a standing clock."""
+        total = AgentCounts()
+
+        def holds() -> bool:
+            nonlocal total
+            total += self.round()
+            return predicate()
+
+        wait_until(holds)
+        return total
+
+    def says(self, name: str, words: str) -> None:
+        wait_until(lambda: self.log(name).is_file() and words in self.log(name).read_text())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.agent.stop(0.0)
+
+
+def test_a_child_that_may_end_and_ends_well_is_done() -> None:
+    assert decide_restart(False, 0, 1.0, 0) == Done()
+
+
+@pytest.mark.parametrize(("restart", "exit_code"), [(True, 0), (True, 1), (True, -9), (False, 1), (False, -9)])
+def test_every_other_end_leads_to_a_restart(restart: bool, exit_code: int) -> None:
+    assert isinstance(decide_restart(restart, exit_code, 1.0, 0), Restart)
+
+
+def test_a_child_that_lived_well_is_replaced_at_once() -> None:
+    assert decide_restart(True, -9, 10.1, 4) == Restart(0.0, 0, False)
+
+
+def test_the_delay_grows_to_five_seconds_and_a_crash_loop_is_told_once() -> None:
+    decisions = []
+    quick_deaths = 0
+    for _ in range(2000):
+        decision = decide_restart(True, 1, 0.5, quick_deaths)
+        assert isinstance(decision, Restart)
+        decisions.append(decision)
+        quick_deaths = decision.quick_deaths
+
+    assert [round(decision.delay_seconds, 1) for decision in decisions[:8]] == [
+        *(0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
+        *(5.0, 5.0),
+    ]
+    assert decisions[-1].delay_seconds == 5.0
+    assert [index for index, decision in enumerate(decisions, 1) if decision.is_new_crash_loop] == [5]
+
+
+def test_workers_are_looked_at_once_two_seconds_after_an_outage() -> None:
+    watch = StoreWatch()
+    answers = [(True, 0.0), (False, 1.0), (False, 2.0), (True, 3.0), (True, 4.9), (True, 5.0)]
+
+    due = []
+    for is_up, now in answers:
+        watch = watch.after(is_up, now)
+        due.append(watch.is_due(now))
+
+    assert due == [False, False, False, False, False, True]
+
+
+def test_a_second_outage_begins_the_wait_anew() -> None:
+    watch = StoreWatch().after(False, 1.0).after(True, 2.0).after(False, 3.0).after(True, 3.5)
+
+    assert not watch.is_due(4.5)
+    assert watch.is_due(5.5)
+
+
+def test_only_a_worker_older_than_the_outage_and_unheard_is_cut_off() -> None:
+    assert is_cut_off(None, started_at=1.0, back_at=5.0)
+    assert is_cut_off(2.1, started_at=1.0, back_at=5.0)
+    assert not is_cut_off(1.9, started_at=1.0, back_at=5.0)
+    assert not is_cut_off(None, started_at=5.5, back_at=5.0)
+
+
+def test_a_child_gets_its_environment_and_incarnation_and_writes_to_its_log(bench: Bench) -> None:
+    bench.add(
+        "w1",
+        "import os; print(os.environ['GREETING'], os.environ['CELERIAC_INCARNATION'], flush=True);" + SLEEPS,
+    )
+
+    assert bench.agent.start() == AgentCounts(started=1)
+
+    bench.says("w1", f"hello {bench.child('w1').incarnation}\nup")
+    assert bench.child("w1").state is ChildState.RUNNING
+
+
+def test_a_killed_worker_is_reported_and_replaced_under_its_name(bench: Bench) -> None:
+    bench.add("w1", SLEEPS)
+    bench.agent.start()
+    before = bench.child("w1")
+
+    bench.now += 11.0
+    os.kill(before.pid, signal.SIGKILL)
+    counts = bench.rounds_until(lambda: bench.child("w1").deaths == 1)
+
+    after = bench.child("w1")
+    assert counts == AgentCounts(deaths=1, restarts=1)
+    assert bench.store.reported == [("w1", before.incarnation)]
+    assert (after.state, after.exit_code) == (ChildState.RUNNING, -signal.SIGKILL)
+    assert after.pid != before.pid
+    assert after.incarnation != before.incarnation
+
+
+def test_only_the_death_of_a_worker_is_reported(bench: Bench) -> None:
+    bench.add("leader", SLEEPS, role="leader")
+    bench.agent.start()
+
+    os.kill(bench.child("leader").pid, signal.SIGKILL)
+    bench.rounds_until(lambda: bench.child("leader").deaths == 1)
+
+    assert bench.store.reported == []
+    assert bench.child("leader").state is ChildState.WAITING
+    assert bench.round(after_seconds=0.11) == AgentCounts(restarts=1)
+
+
+def test_a_death_that_cannot_be_reported_does_not_hinder_the_replacement(bench: Bench) -> None:
+    bench.store.accepts_reports = False
+    bench.add("w1", SLEEPS)
+    bench.agent.start()
+
+    bench.now += 11.0
+    os.kill(bench.child("w1").pid, signal.SIGKILL)
+
+    assert bench.rounds_until(lambda: bench.child("w1").deaths == 1).restarts == 1
+
+
+def test_a_source_that_ends_well_is_done_and_one_that_fails_is_started_again(bench: Bench) -> None:
+    bench.add("good", "", role="source", restart=False)
+    bench.add("bad", "raise SystemExit(3)", role="source", restart=False)
+    bench.agent.start()
+
+    bench.rounds_until(lambda: all(child.deaths for child in bench.agent.children()))
+
+    assert bench.child("good").state is ChildState.DONE
+    assert (bench.child("bad").state, bench.child("bad").exit_code) == (ChildState.WAITING, 3)
+    assert bench.store.reported == []
+
+
+def test_a_crash_loop_is_told_once_with_the_end_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.add("w1", "print('the reason'); raise SystemExit(1)")
+    bench.agent.start()
+
+    for deaths in range(1, 8):
+        bench.rounds_until(lambda deaths=deaths: bench.child("w1").deaths == deaths)  # type: ignore[misc]
+        assert bench.child("w1").is_crash_looping is (deaths >= 5)
+        assert bench.round(after_seconds=5.0).restarts == 1
+
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "the reason" in errors[0].getMessage()
+    assert str(bench.log("w1")) in errors[0].getMessage()
+
+
+def test_a_child_that_recovers_from_a_crash_loop_is_no_longer_called_one(bench: Bench) -> None:
+    once = bench.folder / "count"
+    bench.add("w1", f"open({str(once)!r}, 'a').write('x'); n = len(open({str(once)!r}).read());\nif n > 5: {SLEEPS}")
+    bench.agent.start()
+    for deaths in range(1, 6):
+        bench.rounds_until(lambda deaths=deaths: bench.child("w1").deaths == deaths)  # type: ignore[misc]
+        bench.round(after_seconds=5.0)
+    assert bench.child("w1").is_crash_looping
+
+    bench.round(after_seconds=10.1)
+
+    assert not bench.child("w1").is_crash_looping
+
+
+def test_workers_that_do_not_come_back_after_an_outage_are_restarted(bench: Bench) -> None:
+    bench.add("fresh", SLEEPS)
+    bench.add("silent", SLEEPS)
+    bench.add("stubborn", IGNORES_SIGTERM)
+    bench.add("leader", SLEEPS, role="leader")
+    bench.agent.start()
+    for name in ("fresh", "silent", "stubborn", "leader"):
+        bench.says(name, "up")
+    before = {child.name: child for child in bench.agent.children()}
+
+    bench.store.up = False
+    bench.round(after_seconds=0.25)
+    bench.store.up = True
+    bench.store.heard = {"fresh": 0.5, "stubborn": 7.0}
+    bench.round(after_seconds=0.25)
+    bench.round(after_seconds=1.9)
+    assert {child.state for child in bench.agent.children()} == {ChildState.RUNNING}
+
+    bench.round(after_seconds=0.2)
+    bench.rounds_until(lambda: bench.child("silent").deaths == 1)
+    assert bench.child("stubborn").state is ChildState.ENDING
+    bench.round(after_seconds=1.0)
+    bench.rounds_until(lambda: bench.child("stubborn").deaths == 1)
+
+    replaced = {child.name for child in bench.agent.children() if child.pid != before[child.name].pid}
+    assert replaced == {"silent", "stubborn"}
+    assert bench.child("silent").exit_code == -signal.SIGTERM
+    assert bench.child("stubborn").exit_code == -signal.SIGKILL
+    assert {name for name, _incarnation in bench.store.reported} == replaced
+
+
+def test_a_program_that_cannot_be_started_is_named_in_the_error(bench: Bench) -> None:
+    bench.agent.add(ChildSpec("w1", ("/no/such/program",), {}, "worker", True, bench.log("w1")))
+
+    with pytest.raises(EnvironmentFault, match="worker w1 cannot be started") as caught:
+        bench.agent.start()
+
+    assert "/no/such/program" in caught.value.hint
+
+
+def test_a_program_that_is_missing_later_is_tried_again(bench: Bench) -> None:
+    program = bench.folder / "program"
+    bench.agent.add(ChildSpec("w1", (str(program),), {}, "worker", True, bench.log("w1")))
+    assert bench.round() == AgentCounts()
+
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+
+    assert bench.round() == AgentCounts()
+    assert bench.round(after_seconds=0.11) == AgentCounts(restarts=1)
+
+
+def test_two_living_children_cannot_share_a_name(bench: Bench) -> None:
+    bench.add("w1", SLEEPS)
+
+    with pytest.raises(PipelineError, match="already has a child named w1"):
+        bench.add("w1", SLEEPS)
+
+
+def test_a_retired_child_ends_for_good_and_its_name_is_free(bench: Bench) -> None:
+    bench.add("w1", IGNORES_SIGTERM)
+    bench.agent.start()
+    bench.says("w1", "up")
+
+    bench.agent.retire("w1", deadline_seconds=3.0)
+    bench.round()
+    assert bench.child("w1").state is ChildState.ENDING
+    bench.round(after_seconds=3.0)
+    bench.rounds_until(lambda: bench.child("w1").state is ChildState.DONE)
+
+    assert bench.store.reported == []
+    bench.add("w1", SLEEPS)
+    assert bench.round() == AgentCounts(started=1)
+
+
+def test_retiring_an_unknown_child_is_an_error(bench: Bench) -> None:
+    with pytest.raises(PipelineError, match="no child named w9"):
+        bench.agent.retire("w9", 1.0)
+
+
+def test_what_a_dead_child_left_running_is_ended_too(bench: Bench) -> None:
+    bench.add("w1", WITH_A_CHILD)
+    bench.agent.start()
+    bench.says("w1", "grandchild")
+    wait_until(lambda: bench.log("w1").read_text().endswith("\n"))
+    grandchild = int(bench.log("w1").read_text().split()[1])
+
+    os.kill(bench.child("w1").pid, signal.SIGKILL)
+    bench.rounds_until(lambda: bench.child("w1").deaths == 1)
+
+    wait_until(lambda: not is_running(grandchild))
+
+
+def test_stop_asks_first_and_kills_at_the_deadline(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    agent = bench.agent = Agent([], bench.store)
+    bench.add("polite", SLEEPS)
+    bench.add("stubborn", IGNORES_SIGTERM)
+    bench.add("unstarted", SLEEPS)
+    agent.retire("unstarted", 0.0)
+    agent.run_once(time.monotonic())
+    for name in ("polite", "stubborn"):
+        bench.says(name, "up")
+
+    began = time.monotonic()
+    killed = agent.stop(0.5)
+    took_seconds = time.monotonic() - began
+
+    assert killed == ("stubborn",)
+    assert 0.5 <= took_seconds < 2.0
+    assert bench.child("polite").exit_code == -signal.SIGTERM
+    assert bench.child("stubborn").exit_code == -signal.SIGKILL
+    assert {child.state for child in agent.children()} == {ChildState.DONE}
+    assert bench.store.reported == []
+
+
+def test_stop_does_not_wait_for_the_deadline_when_all_are_gone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    agent = bench.agent = Agent([], bench.store)
+    bench.add("w1", SLEEPS)
+    bench.add("gone", "")
+    agent.start()
+    bench.says("w1", "up")
+
+    began = time.monotonic()
+
+    assert agent.stop(60.0) == ()
+    assert time.monotonic() - began < 10.0
+
+
+def test_the_loop_sees_a_death_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.agent.ROUND_SECONDS", 60.0)  # only the death itself can end the wait
+    bench = Bench(tmp_path)
+    agent = bench.agent = Agent([], bench.store)
+    bench.add("w1", SLEEPS, restart=False)
+    stop = threading.Event()
+
+    def live() -> None:
+        agent.start()
+        agent.run(stop)
+        agent.stop(5.0)
+
+    # The children belong to the thread that starts them, so one thread does it all.
+    loop = threading.Thread(target=live)
+    loop.start()
+    bench.says("w1", "up")
+    first = bench.child("w1").pid
+
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: bench.child("w1").pid not in (0, first))
+    stop.set()
+    os.kill(bench.child("w1").pid, signal.SIGKILL)
+    loop.join(10.0)
+
+    assert not loop.is_alive()
+    assert [name for name, _incarnation in bench.store.reported][:1] == ["w1"]
+
+
+def test_a_killed_agent_leaves_no_orphan(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        import sys, threading
+        from pathlib import Path
+        from stages.agent import Agent
+        from stages.supervision import ChildSpec
+
+        class Store:
+            def is_up(self): return True
+
+        code = {IGNORES_SIGTERM!r}
+        specs = [
+            ChildSpec(n, (sys.executable, "-S", "-c", code), {{}}, "worker", True, Path(sys.argv[1]) / n)
+            for n in ("w1", "w2")
+        ]
+        agent = Agent(specs, Store())
+        agent.start()
+        print(*(child.pid for child in agent.children()), flush=True)
+        agent.run(threading.Event())
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        pids = [int(word) for word in agent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(is_running(pid) for pid in pids)
+
+        agent.kill()
+
+        wait_until(lambda: not any(is_running(pid) for pid in pids))

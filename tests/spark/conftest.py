@@ -1,0 +1,24 @@
+"""One Spark session for all Spark tests, which are skipped where Spark cannot run, except in CI."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EnvironmentFault
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A session with two cores and four attempts at a task."""
+    os.environ["CELERIAC_SPARK_FAST_START"] = "1"
+    try:
+        from pipeline.spark.session import spark_session
+
+        return spark_session("local[2,4]", tmp_path_factory.mktemp("spark") / "jvm.log")
+    except EnvironmentFault as fault:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{fault} ({fault.hint})")
