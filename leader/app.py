@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu import Queue
 
 from leader.beat import TICK_SECONDS, Ring, RingingScheduler
 from leader.round import Round
@@ -21,8 +21,8 @@ def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
     app.conf.update(celery_settings(redis_url))
     queue = keys.leader_queue_name(name)
     app.conf.update(
-        # The nameless exchange: kombu then stores no binding that would outlive the queue.
-        task_queues=[Queue(queue, Exchange(""), routing_key=queue)],
+        # Undeclared: a Redis list needs no declaration, and kombu then stores no binding that outlives the queue.
+        task_queues=[Queue(queue, no_declare=True)],
         task_default_queue=queue,
         # No answers to broadcasts, so no mailbox is left behind when the process is killed.
         worker_enable_remote_control=False,
@@ -33,7 +33,7 @@ def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
         beat_max_loop_interval=TICK_SECONDS,
     )
 
-    @app.task(name=TICK)  # type: ignore[untyped-decorator]  # celery has no types
+    @app.task(name=TICK, shared=False)  # type: ignore[untyped-decorator]  # celery has no types
     def tick() -> None:
         led.run_once()
 

@@ -21,7 +21,7 @@ from leader.wiring import make_round
 from pipeline.embedded.process import die_with_parent
 from pipeline.errors import CeleriacError, EnvironmentFault
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("leader.main")  # its own name is __main__ when it runs
 
 _ALONE = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")

@@ -6,6 +6,7 @@ know apart arrive as the nearest of these (a tuple as a list, a dataclass as a d
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, Final
 
 import msgspec
@@ -71,12 +72,24 @@ def check_encodable(value: Any, index: int = -1) -> int:
     try:
         return len(_encoder.encode(value))
     except _UNENCODABLE as error:
-        shown = repr(value)
         raise EncodingError(
-            f"a value cannot be encoded: {shown if len(shown) <= 200 else shown[:200] + '…'}: {error}",
+            f"a value cannot be encoded: {shown(value, 200)}: {error}",
             index,
             hint="emit plain data: numbers, text, bytes, lists and dicts",
         ) from error
+
+
+def shown(value: Any, characters: int) -> str:
+    """At most so many characters that show a value, whatever it is: huge, endlessly nested, without a proper repr."""
+    brief = reprlib.Repr()
+    brief.maxlist = brief.maxtuple = brief.maxdict = brief.maxset = brief.maxfrozenset = 10
+    brief.maxlevel, brief.maxstring, brief.maxother = 4, characters, characters
+    try:
+        text = brief.repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        text = f"<{type(value).__name__}>"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 def encode_value(value: Any) -> bytes:
@@ -97,8 +110,12 @@ def decode_value(data: bytes) -> Any:
 
 
 def state_field(operator: str, key: Any) -> bytes:
-    """The name of a key's state in the hash of its group: distinct for `1` and `"1"`."""
-    return operator.encode() + b"\0" + _encoder.encode(key)
+    """The name of a key's state in the hash of its group: distinct for `1` and `"1"`. Raises EncodingError."""
+    try:
+        return operator.encode() + b"\0" + _encoder.encode(key)
+    except _UNENCODABLE:
+        check_encodable(key)
+        raise
 
 
 def split_state_field(field: bytes) -> tuple[str, Any]:
@@ -106,12 +123,16 @@ def split_state_field(field: bytes) -> tuple[str, Any]:
     operator, found, key = field.partition(b"\0")
     if not found:
         raise DecodingError(f"no state field: {field[:80]!r}")
-    return operator.decode(), _hashable(decode_value(key))
+    return _operator(operator), _hashable(decode_value(key))
 
 
 def timer_member(timer: Timer) -> bytes:
-    """The member of the timer index: one per (operator, key, due)."""
-    return timer.operator.encode() + b"\0" + _encoder.encode((timer.key, timer.due))
+    """The member of the timer index: one per (operator, key, due). Raises EncodingError."""
+    try:
+        return timer.operator.encode() + b"\0" + _encoder.encode((timer.key, timer.due))
+    except _UNENCODABLE:
+        check_encodable((timer.key, timer.due))
+        raise
 
 
 def read_timer_member(member: bytes) -> Timer:
@@ -120,7 +141,14 @@ def read_timer_member(member: bytes) -> Timer:
     pair = decode_value(rest) if found else None
     if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], int):
         raise DecodingError(f"no timer: {member[:80]!r}")
-    return Timer(operator.decode(), _hashable(pair[0]), pair[1])
+    return Timer(_operator(operator), _hashable(pair[0]), pair[1])
+
+
+def _operator(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise DecodingError(f"no name of an operator: {name[:80]!r}") from error
 
 
 def _hashable(key: Any) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from typing import Any, Final
 from zlib import crc32
@@ -33,13 +34,16 @@ def canonical_bytes(key: Any) -> bytes:
         except UnicodeEncodeError as error:
             raise EncodingError(f"the key {key!r} is not valid Unicode text") from error
     if kind is int:
-        return str(key).encode()
+        try:
+            return str(key).encode()
+        except ValueError as error:
+            raise EncodingError("a key is an integer of too many digits", hint="use a shorter key") from error
     if kind is bytes:
         return key  # type: ignore[no-any-return]
     if kind is tuple:
         return b"".join(_part(part) for part in key)
     raise EncodingError(
-        f"a key must be text, an integer, bytes or a tuple of these; {key!r} is {kind.__name__}",
+        f"a key must be text, an integer, bytes or a tuple of these; {reprlib.repr(key)} is {kind.__name__}",
         hint="convert it in key_by, for example with str(...)",
     )
 

@@ -61,7 +61,7 @@ def decode_header(data: bytes) -> Header:
     """Raises DecodingError for anything else, an unknown kind included: it is never skipped."""
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DecodingError(
             f"an inbox entry has an unreadable header: {error}; it begins with {data[:80]!r}"
         ) from error

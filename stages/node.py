@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from pipeline.cli.nodes import NodeSettings
 from pipeline.errors import DecodingError, EnvironmentFault, JobStateError, StoreError, UnknownJob
@@ -78,7 +79,7 @@ def run_node(settings: NodeSettings, stop: threading.Event) -> int:
 
 def child_specs(settings: NodeSettings) -> list[ChildSpec]:
     """Leader first, so that assignments are there when workers come; then workers, then feeders."""
-    python = (sys.executable, "-m")
+    python = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
     common = {
         "CELERIAC_REDIS": settings.redis,
         "CELERIAC_JOB": settings.job,
@@ -86,8 +87,9 @@ def child_specs(settings: NodeSettings) -> list[ChildSpec]:
         "TMPDIR": settings.temporary,
     }
     logs = Path(settings.logs)
-    # With the job's hash tag in its name, whatever kombu makes for the leader's queue goes with the job.
-    leader_env = {**common, "CELERIAC_LEADER": f"{{{settings.job}}}.l0"}
+    # One name for all incarnations, so that each finds the queue of the one before; job ids may be too long for it.
+    leader_name = f"{settings.job[:60]}-{crc32(settings.job.encode()):08x}"
+    leader_env = {**common, "CELERIAC_LEADER": leader_name}
     specs = [ChildSpec("leader", (*python, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
     for number in range(settings.workers):
         name = f"w{number}"

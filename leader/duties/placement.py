@@ -83,7 +83,7 @@ class Placement:
             if key not in self._told:
                 stage, _, partition = stuck.hand.partition.partition(".")
                 logger.error(
-                    "worker is stuck: one record in hand for %.0f s; its partitions go to others: "
+                    "worker is stuck: one record in hand for %.0f s; its partitions go to whoever else is there: "
                     "job=%s stage=%s partition=%s position=%s worker=%s",
                     stuck.hand.age_ms / 1000,
                     facts.record.job,

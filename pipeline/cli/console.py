@@ -41,10 +41,12 @@ class Console:
                 reader.advance()
         return count
 
-    def print_all(self) -> None:
-        """Prints until nothing is left."""
-        while self.print_new():
-            pass
+    def print_all(self) -> int:
+        """Prints until nothing is left; returns how many records."""
+        total = 0
+        while count := self.print_new():
+            total += count
+        return total
 
 
 def console_lines(sink: SinkPlan, batch: Batch) -> list[str]:

@@ -44,6 +44,15 @@ class Interrupts:
             raise KeyboardInterrupt
 
     @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """In the body signals are counted only, whatever holds around it."""
+        outer, self._raise_above = self._raise_above, math.inf
+        try:
+            yield
+        finally:
+            self._raise_above = outer
+
+    @contextmanager
     def immediate(self, above: int = 0) -> Iterator[None]:
         """In the body, KeyboardInterrupt is raised as soon as the count is above this, at whatever line."""
         self.check(above)
@@ -52,7 +61,6 @@ class Interrupts:
             yield
         finally:
             self._raise_above = outer
-        self.check(above)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the form of a handler
         self.count += 1 if number == signal.SIGINT else 2

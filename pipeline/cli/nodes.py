@@ -11,7 +11,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The processes that a node keeps for one job.
 
     redis: the address, with its password, which is why this travels on no command line.
-    target: the pipeline, `path/to/file.py[:name]`, its path absolute. sources: names of the sources to feed.
+    target: the pipeline, `path/to/file.py[:name]`; the node runs in the folder that it counts from.
+    sources: names of the sources to feed.
     reader: auto, local or spark; empty for what each source says itself.
     logs, temporary: folders for one log file a process, and for its temporary files.
     stop_seconds: how long processes have to end after SIGTERM.

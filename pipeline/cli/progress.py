@@ -8,9 +8,13 @@ from typing import Final
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.facts import JobFacts, PartitionFacts
 from pipeline.plan import StagePlan
+
+NARROW: Final = 60
+"""Columns below which a terminal has no room for all numbers."""
 
 _MINUTE_SECONDS: Final = 60
 
@@ -47,15 +51,19 @@ def plain_line(row: StageRow) -> str:
     )
 
 
-def progress_table(title: str, rows: Sequence[StageRow]) -> Table:
-    """The rows for a terminal; 80 columns are enough unless names are long, which are then cut."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
-    table.add_column("stage", overflow="ellipsis", no_wrap=True, min_width=5)
-    for heading in ("in", "out", "per s", "backlog", "done"):
+def progress_table(title: str, rows: Sequence[StageRow], width: int) -> Table:
+    """The rows for a terminal of so many columns. Long names are cut; a narrow terminal shows fewer numbers."""
+    columns = _columns(rows)
+    if width < NARROW:
+        columns = [columns[number] for number in (0, 3, 4)]
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table.add_column("stage", min_width=5)
+    for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        counts = (f"{row.taken:,}", f"{row.emitted:,}", f"{row.rate:,.0f}", f"{row.backlog:,}")
-        table.add_row(row.name, *counts, f"{row.done}/{row.partitions}")
+    for number, row in enumerate(rows):
+        # The column may be wrapped and its cells may not: only so rich takes room from the names alone.
+        name = Text(row.name, no_wrap=True, overflow="ellipsis")
+        table.add_row(name, *(cells[number] for _, cells in columns))
     return table
 
 
@@ -68,6 +76,16 @@ def duration(seconds: float) -> str:
         return f"{rest} s"
     hours, minutes = divmod(minutes, _MINUTE_SECONDS)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _columns(rows: Sequence[StageRow]) -> list[tuple[str, list[str]]]:
+    return [
+        ("in", [f"{row.taken:,}" for row in rows]),
+        ("out", [f"{row.emitted:,}" for row in rows]),
+        ("per s", [f"{row.rate:,.0f}" for row in rows]),
+        ("backlog", [f"{row.backlog:,}" for row in rows]),
+        ("done", [f"{row.done}/{row.partitions}" for row in rows]),
+    ]
 
 
 def _row(stage: StagePlan, before: JobFacts | None, after: JobFacts) -> StageRow:

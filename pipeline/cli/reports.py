@@ -95,8 +95,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
         ],
         "dead_letters": facts.dead_letters,
         "first_dead_letters": [
-            {"id": letter.id, "operator": letter.operator, "error": letter.error}
-            for letter in letters[:SHOWN_LETTERS]
+            {"id": letter.id, "operator": letter.operator, "error": letter.error} for letter in letters[:SHOWN_LETTERS]
         ],
     }
 

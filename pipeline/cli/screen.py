@@ -71,7 +71,7 @@ class Screen:
             live.stop()
 
     def _show_live(self, title: str, rows: tuple[StageRow, ...]) -> None:
-        table = progress_table(title, rows)
+        table = progress_table(title, rows, self._console.width)
         if self._live is None:
             self._live = Live(
                 table,

@@ -1,4 +1,4 @@
-"""What a run needs on this machine and takes away again: a folder, a Redis server, the node process. Knows no job state."""
+"""What a run starts and takes away again: a folder, a Redis server, the node process. Knows no state of a job."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pipeline
 from pipeline.cli.nodes import NodeSettings
 from pipeline.embedded.process import die_with_parent
 from pipeline.embedded.redis import EmbeddedRedis
@@ -39,6 +40,7 @@ class Workspace:
     def of_job(cls, job: str) -> Workspace:
         """`.celeriac/<job>` below the current folder. Raises EnvironmentFault when it cannot be made."""
         path = Path.cwd() / ".celeriac" / job
+        is_known = path.exists()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -46,7 +48,7 @@ class Workspace:
                 f"the folder {path} cannot be made: {error.strerror}",
                 hint="run where this user may write, or use --redis",
             ) from error
-        return cls(path)
+        return cls(path, is_kept=is_known)
 
     @property
     def logs(self) -> Path:
@@ -112,7 +114,7 @@ class NodeProcess:
         try:
             with open(self._log, "ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "stages.node"],
+                    [sys.executable, "-P", "-m", "stages.node"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -166,7 +168,14 @@ def troubled_logs(logs: Path, lines: int = 15, most: int = 3) -> list[tuple[str,
 
 
 def _environment(settings: NodeSettings) -> dict[str, str]:
-    """A JVM that is killed leaves its temporary files: they must lie in our folder."""
+    """Temporary files must lie in our folder: a JVM that is killed leaves its own.
+
+    The processes run with `-P`, so that no module of the current folder shadows one of ours or of a library;
+    a checkout that is not installed must then be named.
+    """
     java = f'-Djava.io.tmpdir="{settings.temporary}" -XX:-UsePerfData'
-    given = os.environ.get("JAVA_TOOL_OPTIONS", "")
-    return {"TMPDIR": settings.temporary, "JAVA_TOOL_OPTIONS": f"{given} {java}".strip()}
+    found = {"TMPDIR": settings.temporary, "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {java}"}
+    root = Path(pipeline.__path__[0]).parent
+    if root.name not in ("site-packages", "dist-packages"):
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    return found

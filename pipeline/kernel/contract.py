@@ -45,9 +45,7 @@ class KeyedOperator(ABC):
     """
 
     @abstractmethod
-    def process(
-        self, keys: list[Any], values: list[Any], state: dict[Any, Any], timers: TimerChanges
-    ) -> Emitted:
+    def process(self, keys: list[Any], values: list[Any], state: dict[Any, Any], timers: TimerChanges) -> Emitted:
         """Handles the records in order. May raise anything that the user's function raises."""
 
     def on_timer(

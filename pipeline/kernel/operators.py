@@ -169,9 +169,7 @@ def _count(keys: list[Any], state: dict[Any, Any]) -> list[Any]:
     return out
 
 
-def _aggregate(
-    aggregation: Aggregation, keys: list[Any], values: list[Any], state: dict[Any, Any]
-) -> list[Any]:
+def _aggregate(aggregation: Aggregation, keys: list[Any], values: list[Any], state: dict[Any, Any]) -> list[Any]:
     create, add, result = aggregation.create, aggregation.add, aggregation.result
     get, absent, atoms, kept = state.get, _ABSENT, _ATOMS, _KEPT
     out: list[Any] = []

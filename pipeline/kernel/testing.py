@@ -72,9 +72,7 @@ class Harness:
         return step
 
 
-def run(
-    subject: Graph | KeyedOperator, batches: Iterable[Batch] | Mapping[str, Iterable[Batch]]
-) -> dict[str, Batch]:
+def run(subject: Graph | KeyedOperator, batches: Iterable[Batch] | Mapping[str, Iterable[Batch]]) -> dict[str, Batch]:
     """What each sink received when the batches have gone through and the input has ended.
 
     Give a mapping of source name -> batches where there are several sources. The batches of an operator have

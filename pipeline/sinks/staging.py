@@ -65,9 +65,7 @@ class StagingFile:
         self._is_broken = False
 
     @classmethod
-    def create(
-        cls, sink: SinkPlan, job: str, stage: int, partition: int, term: int, attempt: int = 0
-    ) -> StagingFile:
+    def create(cls, sink: SinkPlan, job: str, stage: int, partition: int, term: int, attempt: int = 0) -> StagingFile:
         """Touches no disk: the file is made by the first row.
 
         A term has several attempts when the outcome of a commit was unknown: the owner goes on in a new file.

@@ -1,4 +1,4 @@
-"""The feeder process: reads one source into a job. It holds no state, so it may be killed and started anew at any moment.
+"""The feeder process: reads one source into a job. It keeps no state, so it may be killed and started anew.
 
 Exit codes: 0 nothing left to do, 1 Redis is away (worth a restart), 2 wrong pipeline, 3 bad input; with 2 and 3 the job
 has failed and knows why.
@@ -59,7 +59,8 @@ class FeederSettings:
                 f"the feeder needs {' and '.join(missing)} in its environment",
                 hint="it is started by `celeriac run`, not by hand",
             )
-        return cls(*(environment[name] for name in names), environment.get("CELERIAC_READER", ""))
+        redis_url, job, source, target = (environment[name] for name in names)
+        return cls(redis_url, job, source, target, environment.get("CELERIAC_READER", ""))
 
 
 def main() -> int:

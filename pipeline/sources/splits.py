@@ -13,7 +13,7 @@ from typing import Final
 
 from pipeline.errors import InputError
 
-SPLIT_BYTES: Final = 32 << 20
+SPLIT_BYTES: Final = 8 << 20
 """Length of a block. A job that goes on reading after a restart must use the same."""
 
 COMPRESSED: Final = frozenset({".gz", ".bz2"})

@@ -1,4 +1,7 @@
-"""Connecting to Redis and judging whether the server can carry a job. The client's own retries are off: a retry is ours."""
+"""Connecting to Redis and judging whether the server can carry a job.
+
+The client's own retries are off: a retry is ours.
+"""
 
 from __future__ import annotations
 

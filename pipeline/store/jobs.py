@@ -21,7 +21,8 @@ from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
-_META = ("owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done") + (
+_META = (
+    "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
     "taken", "emitted", "filtered", "duplicate", "late", "dead",
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ def leader(job: str) -> str:
 
 
 def assignment(job: str) -> str:
-    """Hash: `stage.partition` -> `worker|token`. The truth about ownership. Written by the leader."""
+    """Hash: `stage.partition` -> `worker|incarnation|token`. The truth about ownership. Written by the leader."""
     return of_job(job) + ":assignment"
 
 

@@ -62,7 +62,10 @@ class Ownership:
         self.incarnation = incarnation
 
     def heartbeat(self, report: str) -> Pulse | None:
-        """None when a newer incarnation has this worker's name: this process must end. Raises UnknownJob, StoreError."""
+        """None when a newer incarnation has this worker's name: this process must end.
+
+        Raises UnknownJob, StoreError.
+        """
         names = [keys.workers(self.job), keys.job(self.job), keys.control(self.job)]
         answer = self.scripts.run("heartbeat", names, [self.worker, self.incarnation, report])
         if answer[0] == -5:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from pipeline.codec import check_encodable, encode_batch
+from pipeline.codec import check_encodable, encode_batch, shown
 from pipeline.errors import (
     EncodingError,
     InboxClosed,
@@ -232,11 +232,11 @@ def encode_faulty(batch: Batch, record_bytes: int) -> bytes:
             size = check_encodable(value)
         except EncodingError as error:
             faults[index] = _storable(str(error))
-            values[index] = _storable(repr(value)[:1000])
+            values[index] = shown(value, 1000)
             continue
         if size > record_bytes:
             faults[index] = f"the record has {size} bytes, more than the limit of {record_bytes}"
-            values[index] = _storable(repr(value)[:1000])
+            values[index] = shown(value, 1000)
     return encode_batch(Batch(values, batch.keys, batch.times, batch.ids, faults))
 
 

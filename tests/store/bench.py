@@ -214,5 +214,3 @@ _numbers = itertools.count(1)
 def a_job_id() -> str:
     """Unique in this run, for tests that make many jobs on one server."""
     return f"job-{next(_numbers)}"
-
-

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-
 from bench import Bench
 
 

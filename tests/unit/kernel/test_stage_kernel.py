@@ -69,9 +69,7 @@ class Alarm(KeyedOperator):
     name: str
     then: dict[int, list[tuple[str, int]]]
 
-    def process(
-        self, keys: list[Any], values: list[Any], state: dict[Any, Any], timers: TimerChanges
-    ) -> Emitted:
+    def process(self, keys: list[Any], values: list[Any], state: dict[Any, Any], timers: TimerChanges) -> Emitted:
         for key, value in zip(keys, values, strict=True):
             state[key] = state.get(key, 0) + 1
             self._play(key, value if isinstance(value[0], tuple) else [], timers)

@@ -82,9 +82,7 @@ def test_a_node_equals_its_reference_however_the_input_is_split(
 
 
 @every_case
-def test_a_column_is_absent_after_a_node_exactly_if_it_was_before(
-    kind: str, columns: tuple[bool, bool, bool]
-) -> None:
+def test_a_column_is_absent_after_a_node_exactly_if_it_was_before(kind: str, columns: tuple[bool, bool, bool]) -> None:
     out = apply(NODES[kind], a_batch([3, 6, 7], *columns))
 
     has_keys = {"key_by": True, "union": False}.get(kind, columns[0])

@@ -1,0 +1,160 @@
+"""The commands, their options, and what those that look at a job or end it do. Turns no error into an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import click
+
+from pipeline.cli.exits import HELP, Exit
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
+from pipeline.cli.run import RunOptions, run_pipeline
+from pipeline.lifecycle import ENDED, JobState
+from pipeline.publishing import discard_job
+from pipeline.read import READERS
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JOB_ID, JobStore
+from pipeline.store.scripts import Scripts
+
+REDIS_VARIABLE = "CELERIAC_REDIS"
+
+_Command = Callable[..., Any]
+
+
+def _redis_option(required: bool, text: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        "--redis", "redis_url", metavar="URL", envvar=REDIS_VARIABLE, required=required, show_envvar=True, help=text
+    )
+
+
+def _job_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not JOB_ID.match(value):
+        raise click.BadParameter(f"{value!r} is no job id: use letters, digits, '-', '_' and '.', at most 100")
+    return value
+
+
+def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        try:
+            click.echo(f"celeriac {metadata.version('celeriac')}")
+        except metadata.PackageNotFoundError:
+            click.echo("celeriac, from a checkout that is not installed")
+        context.exit()
+
+
+_JOB = click.argument("job", metavar="JOB", callback=_job_id)
+_SERVER = _redis_option(True, "Address of the Redis that holds the job.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+_DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+
+@click.group(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+def celeriac() -> None:
+    """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
+
+
+@celeriac.command(epilog=HELP)
+@click.argument("target", metavar="FILE.py[:NAME]")
+@_redis_option(False, "Use this Redis. Default: a server is started for the run and removed afterwards.")
+@click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
+@click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
+@click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
+@click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
+@click.option("--quiet", is_flag=True, help="Show errors and the records of console sinks only.")
+@_DEBUG
+@click.pass_obj
+def run(
+    interrupts: Interrupts,
+    target: str,
+    redis_url: str | None,
+    workers: int | None,
+    partitions: int | None,
+    job_id: str | None,
+    reader: str | None,
+    quiet: bool,
+) -> Exit:
+    """Run a pipeline here until its input has ended.
+
+    Everything that is missing on this machine is started, and stopped at the end. Without --redis and with
+    --job-id the data are kept in .celeriac/ below this folder until the job is finished.
+    """
+    count = workers or len(os.sched_getaffinity(0))
+    options = RunOptions(
+        target=target,
+        redis_url=redis_url or None,
+        workers=count,
+        partitions=partitions or min(256, 2 * count),
+        job_id=job_id,
+        reader=reader or "",
+        is_quiet=quiet,
+    )
+    with interrupts.deferred():
+        return run_pipeline(options, interrupts)
+
+
+@celeriac.command()
+@_JOB
+@_SERVER
+@_JSON
+@_DEBUG
+def status(job: str, redis_url: str, as_json: bool) -> None:
+    """Show one job: state, stages, workers, dead letters."""
+    store = _store(redis_url)
+    facts = store.facts(job)
+    letters = store.dead_letters(job, SHOWN_LETTERS) if facts.dead_letters else []
+    if as_json:
+        click.echo(json.dumps(status_json(facts, letters), indent=2))
+    else:
+        click.echo("\n".join(status_lines(facts, letters)))
+
+
+@celeriac.command("list")
+@_SERVER
+@_JSON
+@_DEBUG
+def list_jobs(redis_url: str, as_json: bool) -> None:
+    """List the jobs that a Redis holds, oldest first."""
+    store = _store(redis_url)
+    records = [store.read(job) for job in store.list_ids()]
+    if as_json:
+        click.echo(json.dumps([job_json(record) for record in records], indent=2))
+    elif records:
+        click.echo("\n".join(job_line(record) for record in records))
+    else:
+        click.echo("no jobs", err=True)
+
+
+@celeriac.command()
+@_JOB
+@_SERVER
+@_DEBUG
+def cancel(job: str, redis_url: str) -> None:
+    """Stop a job now. It keeps its state, and `run --job-id` goes on with it."""
+    _store(redis_url).transition(job, JobState.CANCELLED, "celeriac cancel")
+    click.echo(f"job {job} is cancelled")
+
+
+@celeriac.command()
+@_JOB
+@_SERVER
+@click.option("--force", is_flag=True, help="Cancel the job first if it is running.")
+@_DEBUG
+def remove(job: str, redis_url: str, force: bool) -> None:
+    """Delete everything that Redis and the folders of its sinks keep of an ended job, but not its results."""
+    store = _store(redis_url)
+    record = store.read(job)
+    if force and record.state not in ENDED:
+        store.transition(job, JobState.CANCELLED, "celeriac remove --force")
+    count = store.remove(job)
+    discard_job(record)
+    click.echo(f"job {job} is removed: {count} keys")
+
+
+def _store(redis_url: str) -> JobStore:
+    return JobStore(Scripts(connect(redis_url)))

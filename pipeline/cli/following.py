@@ -1,0 +1,143 @@
+"""Follows a running job to its end: its records, its progress, its Redis, its node, and Ctrl-C. Publishes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from pipeline.cli.console import Console
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.progress import stage_rows
+from pipeline.cli.screen import Screen
+from pipeline.cli.services import NodeProcess, Server
+from pipeline.errors import JobStateError, StoreUnavailable
+from pipeline.facts import JobFacts
+from pipeline.lifecycle import WORKING, JobState
+from pipeline.store.jobs import JobStore
+
+ROUND_SECONDS: Final = 0.05
+FACTS_SECONDS: Final = 0.25
+RATE_SECONDS: Final = 2.0
+"""Rates are averages over about this long."""
+
+OUTAGE_SECONDS: Final = 120.0
+_QUIET_OUTAGE_SECONDS: Final = 1.0
+
+_T = TypeVar("_T")
+
+
+class Link:
+    """The store seen through outages: our own server is started anew, a foreign one is waited for."""
+
+    def __init__(self, server: Server, screen: Screen) -> None:
+        self._server = server
+        self._screen = screen
+        self._away_since: float | None = None
+        self._is_told = False
+
+    def attempt(self, call: Callable[[], _T]) -> _T | None:
+        """The call's answer, or None while Redis is away. Raises StoreUnavailable after OUTAGE_SECONDS of that."""
+        self.look_after()
+        try:
+            answer = call()
+        except StoreUnavailable as error:
+            self._wait_on(error)
+            return None
+        if self._is_told:
+            self._screen.note("Redis is back")
+        self._away_since, self._is_told = None, False
+        return answer
+
+    def insist(self, call: Callable[[], _T]) -> _T:
+        """The answer, never None, of a call that may be repeated without harm. May wait. Raises as `attempt` does."""
+        while True:
+            answer = self.attempt(call)
+            if answer is not None:
+                return answer
+            time.sleep(ROUND_SECONDS)
+
+    def look_after(self) -> None:
+        """Raises EnvironmentFault when our own server cannot be started again."""
+        if self._server.revive():
+            self._screen.warn("Redis died and was started again; the job goes on")
+
+    def _wait_on(self, error: StoreUnavailable) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        away_seconds = now - self._away_since
+        if away_seconds > OUTAGE_SECONDS:
+            raise error
+        if away_seconds > _QUIET_OUTAGE_SECONDS and not self._is_told:
+            self._is_told = True
+            self._screen.warn("Redis does not answer; waiting for it")
+
+
+@dataclass(slots=True)
+class Follower:
+    """Watches one job to its end. `ready_at` is when a worker was first heard of, in monotonic seconds."""
+
+    job: str
+    store: JobStore
+    link: Link
+    node: NodeProcess
+    console: Console
+    screen: Screen
+    interrupts: Interrupts
+    ready_at: float | None = None
+    is_drained: bool = False
+    _has_asked: bool = False
+
+    def until_ended(self) -> JobFacts:
+        """The facts of the job once nothing is left to work on; the first Ctrl-C makes it drain.
+
+        Raises KeyboardInterrupt, at any moment, for the second Ctrl-C; UnknownJob when somebody removed the job;
+        EnvironmentFault when the node does not live; BrokenPipeError.
+        """
+        history: deque[JobFacts] = deque()
+        facts_at = 0.0
+        with self.interrupts.immediate(above=1):
+            while True:
+                self._heed_interrupts()
+                self._look_after_node()
+                self.link.attempt(self.console.print_new)
+                now = time.monotonic()
+                if now - facts_at >= FACTS_SECONDS:
+                    facts_at = now
+                    facts = self.link.attempt(lambda: self.store.facts(self.job))
+                    if facts is not None:
+                        self._note(facts, history)
+                        if facts.record.state not in WORKING:
+                            return facts
+                time.sleep(ROUND_SECONDS)
+
+    def _heed_interrupts(self) -> None:
+        if self.interrupts.count and not self._has_asked:
+            self._has_asked = self.link.attempt(self._drain) is not None
+
+    def _drain(self) -> bool:
+        try:
+            self.store.transition(self.job, JobState.DRAINING, "Ctrl-C")
+        except JobStateError:
+            return False  # it is past its input already
+        self.screen.warn("draining: no new input… press Ctrl-C again to cancel")
+        return True
+
+    def _look_after_node(self) -> None:
+        if self.node.revive():
+            self.screen.warn("the node process died and was started again")
+
+    def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
+        lease = facts.record.plan.limits.lease_seconds
+        if self.ready_at is None and any(each.age_seconds < lease for each in facts.workers):
+            self.ready_at = time.monotonic()
+        self.is_drained = self.is_drained or facts.record.state is JobState.DRAINING
+        history.append(facts)
+        while len(history) > 2 and history[1].now_ms <= facts.now_ms - RATE_SECONDS * 1000:
+            history.popleft()
+        is_last = facts.record.state not in WORKING
+        rows = stage_rows(history[0] if len(history) > 1 else None, facts)
+        self.screen.progress(f"{self.job}  {facts.record.state.value}", rows, is_last=is_last)

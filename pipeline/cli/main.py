@@ -1,0 +1,94 @@
+"""The entry of the command `celeriac`, and the only place that turns errors into exit codes and messages."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.errors import CeleriacError, JobStateError, PipelineError, SinkError, UnknownJob
+
+if TYPE_CHECKING:
+    from pipeline.cli.interrupts import Interrupts
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Runs one command and returns its exit code; every failure is one message on standard error."""
+    try:
+        # Not at the top: a Ctrl-C while Redis and rich are being imported must end as quietly as any other.
+        from pipeline.cli.interrupts import Interrupts
+
+        with Interrupts() as interrupts, interrupts.immediate():
+            code = _invoke(list(arguments), interrupts)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _let_go_of_output()
+        return 141
+    except CeleriacError as error:
+        if "--debug" in arguments:
+            traceback.print_exception(error)
+        _say(str(error), error.hint)
+        return _code(error)
+
+
+def _invoke(arguments: list[str], interrupts: Interrupts) -> int:
+    """What `click.Group.main` does, without its own idea of exit codes."""
+    import click
+
+    from pipeline.cli.commands import celeriac
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a record may hold what this terminal cannot show
+    try:
+        with celeriac.make_context("celeriac", arguments, obj=interrupts) as context:
+            answer = celeriac.invoke(context)
+            return answer if isinstance(answer, int) else 0
+    except click.exceptions.Exit as end:  # --help and --version
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "celeriac"
+        _say(error.format_message(), f"see `{path} --help`")
+        return error.exit_code
+
+
+def _code(error: CeleriacError) -> int:
+    from pipeline.cli.exits import Exit, JobFailed
+
+    match error:
+        case JobFailed():
+            return Exit.FAILED
+        case PipelineError() | SinkError() | UnknownJob() | JobStateError():
+            return Exit.USAGE
+        case _:  # the input, what this machine lacks, and what Redis refuses
+            return Exit.ENVIRONMENT
+
+
+def _say(message: str, hint: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def _let_go_of_output() -> None:
+    """Python flushes standard output once more at its end, and would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

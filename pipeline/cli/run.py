@@ -1,0 +1,265 @@
+"""`celeriac run` as small steps, from the file to the exit code. Whatever it started is gone at its end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from pipeline.cli.console import Console
+from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.following import Follower, Link
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.nodes import NodeSettings
+from pipeline.cli.openings import new_job_id, open_job
+from pipeline.cli.reports import SHOWN_LETTERS, Result, result_lines
+from pipeline.cli.screen import Screen
+from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
+from pipeline.errors import CeleriacError, JobStateError, StoreError
+from pipeline.facts import JobFacts, JobRecord
+from pipeline.graph import Graph, Source
+from pipeline.lifecycle import ENDED, JobState
+from pipeline.loader import load_graph
+from pipeline.plan import Plan, compile_plan
+from pipeline.publishing import check_targets, discard_job, file_sinks, publish_job
+from pipeline.settings import Limits
+from pipeline.sinks.publisher import Published
+from pipeline.sources.layout import open_files
+from pipeline.store.connection import check_server, connect, without_password
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+
+CANCEL_SECONDS: Final = 2.0
+"""What processes get to end after a cancel."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The command line of `run`. No `redis_url` means a server of our own; no `job_id` a new one."""
+
+    target: str
+    redis_url: str | None = field(repr=False)
+    workers: int
+    partitions: int
+    job_id: str | None
+    reader: str
+    is_quiet: bool
+
+
+def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
+    """Runs the pipeline to its end and publishes its results.
+
+    Raises PipelineError, SinkError, InputError, EnvironmentFault and StoreError for what keeps it from starting,
+    JobFailed, and KeyboardInterrupt for a Ctrl-C before the job was registered.
+    """
+    started_at = time.monotonic()
+    with ExitStack() as stack:
+        screen = stack.enter_context(Screen(options.is_quiet))
+        with interrupts.immediate():
+            graph = load_graph(options.target)
+            plan = compile_plan(graph, options.partitions, Limits())
+            check_targets(plan)
+            job = options.job_id or new_job_id(plan.pipeline, time.localtime())
+        is_portable = options.job_id is None or options.redis_url is not None
+        workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
+        stack.callback(workspace.close)
+        server = Server(options.redis_url) if options.redis_url else Server.start(workspace.path)
+        stack.callback(server.close)
+        scripts = Scripts(connect(server.url))
+        with interrupts.immediate():
+            _check_server(scripts, server, screen)
+            _check_inputs(graph, JobStore(scripts), job)
+            # The store may wait here for a killed run to grow old.
+            record = open_job(JobStore(scripts), job, plan)
+        workspace.is_kept = not is_portable
+        run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
+        return run.to_end(stack)
+
+
+def _check_server(scripts: Scripts, server: Server, screen: Screen) -> None:
+    warnings = check_server(scripts.client)
+    if server.embedded is None:
+        for warning in warnings:
+            screen.warn(f"warning: {without_password(server.url)}: {warning}")
+
+
+def _check_inputs(graph: Graph, store: JobStore, job: str) -> None:
+    """A new job must find its input; one that goes on may have read it all."""
+    if job in store.list_ids():
+        return
+    for node in graph.nodes:
+        if isinstance(node, Source) and node.spec.items is None:
+            open_files(node.spec)
+
+
+@dataclass(slots=True)
+class Run:
+    """One job in the hands of this process, from its registration to its end."""
+
+    options: RunOptions
+    graph: Graph
+    record: JobRecord
+    scripts: Scripts
+    server: Server
+    workspace: Workspace
+    screen: Screen
+    interrupts: Interrupts
+    started_at: float
+
+    @property
+    def job(self) -> str:
+        return self.record.job
+
+    @property
+    def plan(self) -> Plan:
+        return self.record.plan
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether what Redis holds outlives this process."""
+        return self.server.embedded is None or self.workspace.is_kept
+
+    def to_end(self, stack: ExitStack) -> Exit:
+        """Works, publishes and reports. Raises JobFailed, BrokenPipeError; any other error fails the job first."""
+        store = JobStore(self.scripts)
+        if self.record.state is JobState.FINISHED:
+            return self._finished_before(store)
+        stack.callback(self._discard_unless_kept)
+        node = NodeProcess(self._node_settings(), self.workspace.logs)
+        stack.callback(node.close)
+        try:
+            return self._work(store, node)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            self._cancel("its output was closed" if isinstance(error, BrokenPipeError) else "Ctrl-C")
+            node.close()
+            if isinstance(error, BrokenPipeError):
+                raise
+            return Exit.INTERRUPTED
+        except JobFailed:
+            node.close()
+            self._show_logs()
+            raise
+        except CeleriacError as error:
+            node.close()
+            self._show_logs()
+            raise self._failed_by(error) from error
+
+    def _work(self, store: JobStore, node: NodeProcess) -> Exit:
+        self.interrupts.check()
+        link = Link(self.server, self.screen)
+        console = Console(self.scripts, self.record, self.screen.records)
+        self._announce()
+        node.start()
+        follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts)
+        facts = follower.until_ended()
+        self.screen.end_progress()
+        if facts.record.state is not JobState.PUBLISHING:
+            return self._ended_early(facts)
+        link.insist(console.print_all)
+        published = self._publish(store, link, facts)
+        node.close()
+        self.workspace.is_kept = False
+        ready_at = follower.ready_at or time.monotonic()
+        return self._report(store, published, ready_at - self.started_at, follower.is_drained)
+
+    def _node_settings(self) -> NodeSettings:
+        is_open = self.record.state is JobState.RUNNING
+        names = [node.name for node in self.graph.nodes if isinstance(node, Source)]
+        return NodeSettings(
+            redis=self.server.url,
+            job=self.job,
+            target=self.options.target,
+            workers=self.options.workers,
+            sources=tuple(name for name in names if is_open and name not in self.record.completed_sources),
+            reader=self.options.reader,
+            logs=str(self.workspace.logs),
+            temporary=str(self.workspace.scratch),
+            stop_seconds=CANCEL_SECONDS,
+        )
+
+    def _announce(self) -> None:
+        where = "a Redis of its own" if self.server.embedded is not None else without_password(self.server.url)
+        partitions = self.plan.stages[0].partitions
+        workers = f"{self.options.workers} worker{'' if self.options.workers == 1 else 's'}"
+        self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
+
+    def _publish(self, store: JobStore, link: Link, facts: JobFacts) -> list[Published]:
+        """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
+        with self.interrupts.immediate(above=max(1, self.interrupts.count)):
+            published = link.insist(lambda: publish_job(store, facts.record))
+        discard_job(facts.record)
+        link.insist(lambda: self._finish(store))
+        return published
+
+    def _finish(self, store: JobStore) -> bool:
+        try:
+            store.transition(self.job, JobState.FINISHED)
+        except JobStateError:
+            # The answer to an earlier attempt was lost on the way, or somebody has ended the job just now.
+            if store.state(self.job) is not JobState.FINISHED:
+                raise
+        return True
+
+    def _ended_early(self, facts: JobFacts) -> Exit:
+        """Somebody else ended the job: the leader, a feeder, the node, or another command."""
+        reason = facts.record.reason or "no reason was given"
+        if facts.record.state is JobState.FAILED:
+            raise JobFailed(f"the job {self.job} failed: {reason}", hint=self._how_to_go_on())
+        if facts.record.state is JobState.CANCELLED:
+            self.screen.warn(f"the job {self.job} was cancelled: {reason}")
+            return Exit.INTERRUPTED
+        return Exit.FINISHED  # another process has published it
+
+    def _report(self, store: JobStore, published: list[Published], start_seconds: float, is_drained: bool) -> Exit:
+        facts = store.facts(self.job)
+        letters = store.dead_letters(self.job, SHOWN_LETTERS)
+        total_seconds = time.monotonic() - self.started_at
+        sinks = list(zip(file_sinks(self.plan), published, strict=True))
+        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained)
+        for line in result_lines(result):
+            self.screen.note(line)
+        if self.server.embedded is None:
+            self.screen.note(f"`celeriac remove {self.job}` deletes what Redis keeps of it")
+        if is_drained:
+            return Exit.INTERRUPTED
+        return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
+
+    def _finished_before(self, store: JobStore) -> Exit:
+        self.workspace.is_kept = False
+        self.screen.note(f"the job {self.job} is finished already; its results stand")
+        return Exit.DEAD_LETTERS if store.facts(self.job).dead_letters else Exit.FINISHED
+
+    def _cancel(self, reason: str) -> None:
+        self.screen.end_progress()
+        self._end_as(JobState.CANCELLED, reason)
+        hint = self._how_to_go_on()
+        self.screen.warn(f"cancelled job {self.job}" + (f"; {hint}" if hint else ""))
+
+    def _failed_by(self, error: CeleriacError) -> JobFailed:
+        self.screen.end_progress()
+        self._end_as(JobState.FAILED, str(error))
+        return JobFailed(f"the job {self.job} failed: {error}", hint=error.hint or self._how_to_go_on())
+
+    def _end_as(self, state: JobState, reason: str) -> None:
+        """On a connection of its own: an interrupt may have left the other one in the middle of an answer."""
+        try:
+            store = JobStore(Scripts(connect(self.server.url)))
+            if store.state(self.job) not in ENDED:
+                store.transition(self.job, state, reason)
+        except StoreError as error:
+            if self.can_go_on:
+                self.screen.warn(f"the job could not be told that it is {state.value}: {error}")
+
+    def _how_to_go_on(self) -> str:
+        return f"run it again with --job-id {self.job} to go on" if self.can_go_on else ""
+
+    def _show_logs(self) -> None:
+        self.screen.end_progress()
+        for name, tail in troubled_logs(self.workspace.logs):
+            self.screen.warn(f"the end of {name}:\n{tail}")
+
+    def _discard_unless_kept(self) -> None:
+        """Staging files of a job that nobody can continue are of no use."""
+        if not self.can_go_on:
+            discard_job(self.record)

@@ -1,0 +1,248 @@
+"""Whole jobs: creating, reading, removing without a trace, two jobs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from bench import ENTRY, KEYED, Bench, a_batch, a_plan
+
+from pipeline.codec import decode_batch, encode_batch
+from pipeline.errors import DecodingError, JobStateError, StoreFull, UnknownJob, UnsuitableServer
+from pipeline.lifecycle import JobState
+from pipeline.positions import START, Position
+from pipeline.store import keys
+from pipeline.store.commits import Output, Refusal, Refused, Target, Write
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore, check_permissions
+from pipeline.store.scripts import Scripts
+
+
+def test_a_job_is_read_back_as_it_was_created(bench: Bench) -> None:
+    record = bench.jobs.read("j")
+
+    assert record.plan == bench.plan
+    assert (record.state, record.reason, record.gate) == (JobState.RUNNING, "", "open")
+    assert (record.generation, record.table) == (0, 1)
+    assert record.run_id == bench.jobs.run_id()
+    assert record.made_at_ms == record.changed_at_ms > 1_600_000_000_000
+    facts = bench.facts(KEYED)
+    assert (facts.position, facts.term, facts.backlog, facts.at_end) == (START, 0, 0, True)
+
+
+def test_a_job_id_is_taken_once_and_the_job_stays_as_it_is(bench: Bench) -> None:
+    bench.lane().append(1, a_batch("a"))
+    before = bench.snapshot()
+
+    with pytest.raises(JobStateError, match="it is running"):
+        bench.jobs.create("j", a_plan(5))
+
+    assert bench.snapshot() == before
+
+
+@pytest.mark.parametrize("job", ["", "-a", "a b", "a{b}", "a/b", "a*", "a\n", "ü", "x" * 101])
+def test_a_bad_job_id_is_refused_with_a_hint(bench: Bench, job: str) -> None:
+    with pytest.raises(JobStateError) as caught:
+        bench.jobs.create(job, bench.plan)
+
+    assert caught.value.hint
+
+
+def test_jobs_are_listed_oldest_first(make: Callable[..., Bench]) -> None:
+    for job in ("b", "a", "c"):
+        made = make(job)
+        made.client.zadd(keys.jobs(), {job: {"b": 1, "a": 2, "c": 3}[job]})
+
+    assert made.jobs.list_ids() == ["b", "a", "c"]
+
+
+def test_an_unknown_job_is_a_typed_error_everywhere(bench: Bench) -> None:
+    for call in (bench.jobs.read, bench.jobs.state, bench.jobs.facts, bench.jobs.remove):
+        with pytest.raises(UnknownJob, match="nobody"):
+            call("nobody")
+    with pytest.raises(UnknownJob):
+        bench.jobs.transition("nobody", JobState.FAILED)
+
+
+def test_a_record_that_is_damaged_is_a_decoding_error(bench: Bench) -> None:
+    bench.client.hset(keys.job("j"), "state", "sideways")
+    with pytest.raises(DecodingError):
+        bench.jobs.read("j")
+
+    bench.client.hdel(keys.job("j"), "plan")
+    with pytest.raises(DecodingError):
+        bench.jobs.read("j")
+
+
+def used(bench: Bench) -> None:
+    """Makes every kind of key that a job can have."""
+    bench.lane().append(1, a_batch(*range(5)))
+    hand = bench.worker(ENTRY)
+    bench.owner().heartbeat("{}")
+    bench.reader()
+    hand.commit(
+        Position("1-0", 2),
+        "yield",
+        writes=[
+            Write("HSET", keys.state(bench.job, 0, 1), ["k", "v"]),
+            Write("ZADD", keys.timers(bench.job, 0, "op", 1), [5, "t"]),
+            Write("HSET", keys.files(bench.job), ["out 0.0.1", "{}"]),
+            Write("XADD", keys.dead(bench.job), ["stage", "0"]),
+        ],
+        outputs={
+            Target.partition(bench.job, *KEYED): [Output("D", 1, None, encode_batch(a_batch(1)))],
+            Target.stream(bench.job, "out"): [Output("D", 1, None, encode_batch(a_batch(1)))],
+        },
+    )
+    bench.client.hset(keys.waiting(bench.job, *KEYED), "x", "1")
+    bench.client.hset(keys.out_waiting(bench.job, "out"), "x", "1")
+    queue = keys.queue_name(bench.job, *ENTRY)
+    bench.client.sadd(f"{keys.PREFIX}_kombu.binding.{queue}", f"{queue}\x06\x16\x06\x16{queue}")
+    bench.client.lpush(keys.PREFIX + keys.worker_queue_name(bench.job, "w"), "x")
+    bench.client.sadd(f"{keys.PREFIX}_kombu.binding.celery.pidbox", f"\x06\x16\x06\x16w@{queue}.pidbox", "other")
+
+
+def test_no_key_of_a_removed_job_is_left(bench: Bench) -> None:
+    used(bench)
+    assert len(bench.snapshot()) >= 20
+    bench.jobs.transition("j", JobState.CANCELLED)
+
+    removed = bench.jobs.remove("j")
+
+    assert removed >= 20
+    left = bench.snapshot()
+    assert [key for key in left if b"{j}" in key] == []
+    assert set(left) == {f"{keys.PREFIX}_kombu.binding.celery.pidbox".encode()}
+    assert bench.client.smembers(f"{keys.PREFIX}_kombu.binding.celery.pidbox") == {b"other"}
+    assert bench.jobs.list_ids() == []
+
+
+def test_another_job_is_untouched_by_a_removal(make: Callable[..., Bench]) -> None:
+    going, staying = make("j"), make("jj")
+    used(going)
+    used(staying)
+    before = {key: value for key, value in staying.snapshot().items() if b"{jj}" in key}
+
+    going.jobs.erase("j")
+
+    assert {key: value for key, value in staying.snapshot().items() if b"{" in key} == before
+    assert staying.jobs.list_ids() == ["jj"]
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.DRAINING, JobState.PUBLISHING])
+def test_a_job_that_works_is_not_removed(bench: Bench, state: JobState) -> None:
+    bench.client.hset(keys.job("j"), "state", state.value)
+
+    with pytest.raises(JobStateError, match=state.value) as caught:
+        bench.jobs.remove("j")
+
+    assert "cancel" in caught.value.hint
+    assert bench.jobs.state("j") is state
+
+
+def test_whoever_is_late_after_a_removal_creates_nothing(bench: Bench) -> None:
+    hand = bench.worker()
+    reader = bench.reader()
+    bench.jobs.erase("j")
+
+    assert hand.commit(Position("2-0"), "yield") == Refused(Refusal.STOPPED)
+    assert bench.acquire(hand.row) is None
+    assert not bench.owner().declare_trial(hand.row, START)
+    bench.leadership.release("j", bench.token)
+    with pytest.raises(UnknownJob):
+        bench.reader("new")
+    assert reader.read() == []
+
+    assert bench.snapshot() == {}
+
+
+def test_a_job_may_be_created_again_after_its_removal(bench: Bench) -> None:
+    used(bench)
+    bench.jobs.erase("j")
+
+    bench.jobs.create("j", bench.plan)
+    lane = bench.lane()
+    lane.append(1, a_batch("new"))
+
+    assert bench.values() == ["new"]
+    assert lane.taken == 1
+    assert bench.facts().term == 0
+
+
+def test_two_jobs_of_one_pipeline_keep_their_data_apart(make: Callable[..., Bench]) -> None:
+    one, two = make("a"), make("a.0")
+    one.lane().append(1, a_batch("one"))
+    two.lane().append(1, a_batch("two"))
+    hand = one.worker()
+    two.worker()
+
+    hand.work("more")
+
+    assert (one.values(), two.values()) == ([], ["two"])
+    assert one.facts().taken == 1
+    assert two.facts().taken == 0
+
+
+def test_dead_letters_are_read_oldest_first_with_their_record(bench: Bench) -> None:
+    hand = bench.worker()
+    for number in range(3):
+        fields = ["stage", 0, "partition", 0, "operator", "op", "error", f"e{number}", "traceback", "tb"]
+        payload = encode_batch(a_batch({"n": number}))
+        hand.commit(writes=[Write("XADD", keys.dead("j"), [*fields, "payload", payload])])
+
+    letters = bench.jobs.dead_letters("j", 2)
+
+    assert [letter.error for letter in letters] == ["e0", "e1"]
+    assert decode_batch(letters[1].payload).values == [{"n": 1}]
+    assert (letters[0].stage, letters[0].partition, letters[0].operator) == (0, 0, "op")
+    assert bench.jobs.facts("j").dead_letters == 3
+
+
+def test_a_damaged_dead_letter_is_a_decoding_error(bench: Bench) -> None:
+    bench.client.xadd(keys.dead("j"), {"stage": "x"})
+
+    with pytest.raises(DecodingError, match="dead letter"):
+        bench.jobs.dead_letters("j")
+
+
+def test_staged_files_come_by_stage_partition_and_term(bench: Bench) -> None:
+    hand = bench.worker()
+    for place in ("1.10.1", "1.2.10", "1.2.9", "0.3.1"):
+        hand.commit(writes=[Write("HSET", keys.files("j"), [f"out {place}", place])])
+
+    assert bench.jobs.staged_files("j") == {"out": [b"0.3.1", b"1.2.9", b"1.2.10", b"1.10.1"]}
+
+
+def test_memory_is_read(bench: Bench, full_memory: Callable[[], None]) -> None:
+    used_bytes, limit = bench.jobs.memory()
+    assert used_bytes > 0
+    assert limit == 0
+
+    full_memory()
+
+    assert bench.jobs.memory()[1] == 1
+
+
+def test_without_memory_no_job_is_created(bench: Bench, full_memory: Callable[[], None]) -> None:
+    """A6."""
+    full_memory()
+    before = bench.snapshot()
+
+    with pytest.raises(StoreFull):
+        bench.jobs.create("new", bench.plan)
+
+    assert bench.snapshot() == before
+
+
+def test_a_user_that_may_not_run_scripts_is_told_at_the_start(bench: Bench) -> None:
+    """A7: an ACL that forbids a command must not show in the middle of a script."""
+    check_permissions(bench.client)
+    bench.client.execute_command("ACL", "SETUSER", "weak", "on", ">secret", "~*", "+@read", "+ping", "+info")
+    with connect(bench.url.replace("unix://", "unix://weak:secret@")) as weak:
+        with pytest.raises(UnsuitableServer, match="may not run our scripts") as caught:
+            check_permissions(weak)
+        assert "ACL SETUSER" in caught.value.hint
+
+        with pytest.raises(UnsuitableServer):
+            JobStore(Scripts(weak)).create("new", bench.plan)
+    bench.client.execute_command("ACL", "DELUSER", "weak")

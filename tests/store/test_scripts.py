@@ -1,0 +1,91 @@
+"""Keys and scripts as texts: every key carries its job's tag, every script its header, and none is left unused."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench
+
+import pipeline.store
+from pipeline.errors import StoreError
+from pipeline.store import keys
+from pipeline.store.scripts import Scripts, source
+
+FOLDER = Path(str(resources.files("pipeline.store"))) / "scripts"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude")
+ARGUMENTS: dict[str, Any] = {
+    "stage": 1, "partition": 2, "group": 3, "operator": "op", "sink": "out", "worker": "w",
+}  # fmt: skip
+
+OF_JOBS = [
+    make for _, make in inspect.getmembers(keys, inspect.isfunction) if "job" in inspect.signature(make).parameters
+]
+
+
+@pytest.mark.parametrize("make", OF_JOBS, ids=lambda make: make.__name__)
+def test_every_key_of_a_job_begins_with_the_jobs_tag(make: Any) -> None:
+    names = [name for name in inspect.signature(make).parameters if name != "job"]
+
+    key = make("my-job", **{name: ARGUMENTS[name] for name in names})
+
+    prefix = "" if make.__name__.endswith("queue_name") else keys.PREFIX
+    assert key.startswith(f"{prefix}{{my-job}}")
+    assert make.__doc__
+
+
+def test_different_things_have_different_keys() -> None:
+    made = set()
+    for make in OF_JOBS:
+        names = [name for name in inspect.signature(make).parameters if name != "job"]
+        made.add(make("j", **{name: ARGUMENTS[name] for name in names}))
+
+    assert len(made) == len(OF_JOBS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_says_its_keys_arguments_and_answers(name: str) -> None:
+    head = re.match(r"(?:--.*\n)+", (FOLDER / f"{name}.lua").read_text(encoding="utf-8"))
+
+    assert head is not None
+    for word in ("KEYS", "ARGV", "Returns"):
+        assert word in head[0], f"{name}.lua does not say its {word}"
+
+
+def test_every_script_is_used_and_every_script_that_is_run_exists() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(pipeline.store.__path__[0]).glob("*.py"))
+
+    calls = re.findall(r"""\.run\(\s*"(\w+)",""", text)
+
+    assert sorted(set(calls)) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_script_reads_msgpack_or_declares_flags(name: str) -> None:
+    """A7: Lua cannot read msgpack bytes; Redis 6.2 does not know script flags."""
+    text = source(name)
+
+    assert "cmsgpack" not in text
+    assert not text.startswith("#!")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_compiles(bench: Bench, name: str) -> None:
+    assert bench.client.script_load(source(name))
+
+
+def test_a_server_that_has_forgotten_the_scripts_is_taught_again(bench: Bench) -> None:
+    assert bench.owner().heartbeat("{}") is not None
+
+    bench.client.script_flush()
+
+    assert bench.owner().heartbeat("{}") is not None
+
+
+def test_an_error_inside_a_script_is_one_of_ours(bench: Bench) -> None:
+    with pytest.raises(StoreError, match="refused a command"):
+        Scripts(bench.client).run("due", [keys.job("j")], [5, 5])

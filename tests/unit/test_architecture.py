@@ -1,0 +1,119 @@
+"""Imports run one way, heavy libraries stay behind their doors, and nothing is ever pickled."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(
+    path.relative_to(ROOT) for package in ("pipeline", "stages", "leader") for path in (ROOT / package).rglob("*.py")
+)
+PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+
+
+@cache
+def imports(module: Path) -> set[str]:
+    """Full names of all that a module imports, wherever in its text."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def offenders(inside: str, *forbidden: str, outside: tuple[str, ...] = ()) -> list[str]:
+    """Modules under `inside`, but not under `outside`, that import something forbidden."""
+    return [
+        f"{module} imports {name}"
+        for module in MODULES
+        if module.is_relative_to(inside) and not any(module.is_relative_to(place) for place in outside)
+        for name in sorted(imports(module))
+        if any(name == bad or name.startswith(bad + ".") for bad in forbidden)
+    ]
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(MODULES) > 30
+
+
+def test_the_kernel_knows_neither_store_nor_engines() -> None:
+    forbidden = ("pipeline.store", "pipeline.spark", "redis", "celery", "kombu", "pyspark", "stages", "leader")
+
+    assert offenders("pipeline/kernel", *forbidden) == []
+
+
+def test_pipeline_imports_neither_stages_nor_leader() -> None:
+    assert offenders("pipeline", "stages", "leader") == []
+
+
+def test_stages_and_leader_never_import_each_other() -> None:
+    assert offenders("stages", "leader") == []
+    assert offenders("leader", "stages") == []
+
+
+def test_only_the_store_imports_redis() -> None:
+    assert offenders(".", "redis", outside=("pipeline/store",)) == []
+
+
+def test_only_the_spark_package_imports_pyspark() -> None:
+    assert offenders(".", "pyspark", outside=("pipeline/spark",)) == []
+
+
+def test_celery_is_imported_at_the_edges_only() -> None:
+    assert offenders(".", "celery", "kombu", outside=("stages", "leader")) == []
+
+
+def test_the_store_knows_no_engine_and_no_user_interface() -> None:
+    assert offenders("pipeline/store", "pipeline.spark", "pipeline.cli", "pipeline.sources", "pipeline.sinks") == []
+
+
+def test_the_data_that_everybody_shares_imports_no_behaviour() -> None:
+    behaviour = ("pipeline.store", "pipeline.sources", "pipeline.sinks", "pipeline.spark", "pipeline.cli")
+    for module in ("errors", "records", "keying", "codec", "messages", "positions", "plan", "graph", "lifecycle"):
+        assert offenders(f"pipeline/{module}.py", *behaviour) == []
+
+
+@pytest.mark.parametrize("name", sorted(PICKLES))
+def test_nothing_is_ever_pickled(name: str) -> None:
+    assert offenders(".", name) == []
+
+
+def test_what_users_import_is_light() -> None:
+    heavy = ("redis", "celery", "kombu", "pyspark", "pyarrow", "pandas", "numpy")
+    program = f"import sys, pipeline; print([name for name in {heavy!r} if name in sys.modules])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_package_imports_in_a_circle() -> None:
+    names = {".".join(module.with_suffix("").parts).removesuffix(".__init__"): module for module in MODULES}
+    edges = {name: {found for found in imports(module) if found in names} for name, module in names.items()}
+    visited: dict[str, bool] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert visited.get(name, True), " -> ".join((*path[path.index(name) :], name))
+        if name in visited:
+            return
+        visited[name] = False
+        for other in sorted(edges[name] - {name}):
+            # `from pipeline import read` depends on the module that it names, not on the package around it.
+            if not any(one.startswith(other + ".") for one in edges[name]):
+                visit(other, (*path, name))
+        visited[name] = True
+
+    for name in names:
+        visit(name, ())

@@ -1,0 +1,315 @@
+"""The command line: what is wrong is said in one message, with the right exit code, and nothing secret in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.main import run_command
+from pipeline.cli.nodes import NodeSettings
+from pipeline.cli.openings import new_job_id
+from pipeline.cli.services import Workspace, troubled_logs
+from pipeline.errors import DecodingError, PipelineError
+from pipeline.sources.main import FeederSettings
+from pipeline.store.jobs import JOB_ID
+from stages.node import child_specs, hopeless, last_words
+from stages.supervision import ChildState, ChildStatus
+
+NOBODY = "redis://:secret@127.0.0.1:1/0"
+
+FLOW = """
+from pipeline import Pipeline, read, write
+
+flow = Pipeline("flow")
+flow.source(read.text("{source}")).sink(write.text("{sink}"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CELERIAC_REDIS", raising=False)
+    return tmp_path
+
+
+def write_flow(source: str = "in.txt", sink: str = "out") -> None:
+    Path("flow.py").write_text(FLOW.format(source=source, sink=sink))
+
+
+def errors_of(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+def a_settings() -> NodeSettings:
+    return NodeSettings(NOBODY, "job", "flow.py", 2, ("lines", "more lines"), "", "/logs", "/tmp/x")
+
+
+def a_child(role: str, deaths: int, *, looping: bool = False, state: ChildState = ChildState.WAITING) -> ChildStatus:
+    return ChildStatus("it", role, state, 0, "1-a", deaths, 1, looping)
+
+
+@pytest.mark.parametrize("command", [[], ["--help"], ["run", "--help"], ["-h"]])
+def test_help_has_the_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(command) == 0
+
+    text = capsys.readouterr().out
+    for code in Exit:
+        assert f"  {code.value:<5}" in text
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+
+    assert capsys.readouterr().out.startswith("celeriac")
+
+
+def test_an_unknown_option_is_met_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "flow.py", "--worker", "2"]) == Exit.USAGE
+
+    errors = errors_of(capsys)
+    assert errors.startswith("error: No such option")
+    assert "--workers" in errors
+    assert "hint: see `celeriac run --help`" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["walk"], ["run"], ["run", "x.py", "--workers", "0"], ["run", "x.py", "--reader", "psychic"], ["status", "x"]],
+)
+def test_wrong_usage_is_one_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) == Exit.USAGE
+
+    assert errors_of(capsys).startswith("error: ")
+
+
+@pytest.mark.parametrize("job", ["../up", "a b", "", "x" * 101])
+def test_a_job_id_that_could_leave_its_folder_is_refused(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_flow()
+
+    assert run_command(["run", "flow.py", "--job-id", job]) == Exit.USAGE
+
+    assert "is no job id" in errors_of(capsys)
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "nowhere.py"]) == Exit.USAGE
+
+    assert errors_of(capsys).startswith("error: there is no file nowhere.py\nhint: ")
+
+
+def test_a_syntax_error_has_its_file_and_line_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("flow.py").write_text("x = 1\ndef broken(:\n")
+
+    assert run_command(["run", "flow.py"]) == Exit.USAGE
+
+    errors = errors_of(capsys)
+    assert errors.startswith("error: flow.py:2: ")
+    assert "Traceback" not in errors
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("flow.py").write_text("1 / 0\n")
+
+    assert run_command(["run", "flow.py", "--debug"]) == Exit.USAGE
+
+    errors = errors_of(capsys)
+    assert "Traceback" in errors
+    assert "error: flow.py:1: ZeroDivisionError" in errors
+
+
+def test_a_sink_that_would_replace_something_else_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("out").mkdir()
+    Path("out/thesis.txt").write_text("years of work")
+    write_flow()
+
+    assert run_command(["run", "flow.py"]) == Exit.USAGE
+
+    assert "is not replaced" in errors_of(capsys)
+    assert Path("out/thesis.txt").read_text() == "years of work"
+
+
+def test_missing_input_is_named_and_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_flow(source="absent.txt")
+
+    assert run_command(["run", "flow.py", "--job-id", "named"]) == Exit.ENVIRONMENT
+
+    assert "absent.txt" in errors_of(capsys)
+    assert [path.name for path in folder.iterdir()] == ["flow.py"]
+
+
+@pytest.mark.parametrize("command", [["run", "flow.py"], ["status", "x"], ["list"], ["cancel", "x"], ["remove", "x"]])
+def test_a_redis_that_is_not_there_is_told_soon_and_without_its_password(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_flow()
+    started = time.monotonic()
+
+    assert run_command([*command, "--redis", NOBODY]) == Exit.ENVIRONMENT
+
+    assert time.monotonic() - started < 5
+    output = capsys.readouterr()
+    assert "error: Redis cannot be reached" in output.err
+    assert "secret" not in output.out + output.err
+
+
+def test_an_address_that_cannot_be_understood_is_shown_without_its_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["list", "--redis", "http://me:secret@host"]) == Exit.ENVIRONMENT
+
+    errors = errors_of(capsys)
+    assert "http://me:***@host" in errors
+    assert "secret" not in errors
+
+
+def test_the_address_from_the_environment_is_used_and_not_shown_in_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CELERIAC_REDIS", NOBODY)
+
+    assert run_command(["list"]) == Exit.ENVIRONMENT
+    assert run_command(["list", "--help"]) == 0
+
+    output = capsys.readouterr()
+    assert "CELERIAC_REDIS" in output.out
+    assert "secret" not in output.out + output.err
+
+
+def test_an_unknown_job_is_a_usage_error(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "cancel", "remove"):
+        assert run_command([command, "nobody", "--redis", redis_url]) == Exit.USAGE
+        assert "error: there is no job 'nobody'" in errors_of(capsys)
+    assert run_command(["list", "--redis", redis_url]) == 0
+
+
+def test_output_that_nobody_reads_is_no_complaint() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli.main", "--help"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process, process.stderr:
+        process.stdout.close()
+        errors = process.stderr.read()
+
+    assert process.returncode == Exit.CLOSED_OUTPUT
+    assert errors == b""
+
+
+def test_a_signal_is_counted_and_raised_only_where_that_is_allowed() -> None:
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.count == 1
+        with pytest.raises(KeyboardInterrupt), interrupts.immediate():
+            pytest.fail("an interrupt from before is raised at the start")
+        with interrupts.immediate(above=1), interrupts.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.count == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_is_raised_at_once_in_an_immediate_part() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.immediate():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.count == 2
+
+
+def test_a_failed_job_keeps_its_hint() -> None:
+    assert JobFailed("no", hint="yes").hint == "yes"
+
+
+def test_a_new_job_id_is_valid_whatever_the_name_of_the_pipeline() -> None:
+    now = time.struct_time((2026, 11, 28, 2, 45, 0, 5, 332, 0))
+
+    assert new_job_id("word count", now).startswith("word-count-20261128-024500-")
+    for name in ("é" * 300, "..", "_x"):
+        assert JOB_ID.match(new_job_id(name, now))
+
+
+def test_a_workspace_goes_with_the_run_unless_it_is_kept(folder: Path) -> None:
+    kept, other = Workspace.of_job("kept"), Workspace.of_job("other")
+    (kept.scratch / "junk").write_text("x")
+    kept.is_kept = True
+
+    kept.close()
+    other.close()
+
+    assert [path.name for path in (folder / ".celeriac").iterdir()] == ["kept"]
+    assert list((folder / ".celeriac/kept").iterdir()) == []
+
+    again = Workspace.of_job("kept")
+    assert again.is_kept
+    again.is_kept = False
+    again.close()
+    assert not (folder / ".celeriac").exists()
+
+
+def test_only_logs_that_tell_of_trouble_are_shown(folder: Path) -> None:
+    (folder / "w0.log").write_text("fine\n")
+    (folder / "w1.log").write_text("".join(f"{number}\n" for number in range(50)) + "ValueError: bad\n")
+
+    assert troubled_logs(folder, lines=2) == [("w1.log", "49\nValueError: bad")]
+
+
+def test_node_settings_travel_whole_and_never_show_the_address() -> None:
+    settings = a_settings()
+
+    assert NodeSettings.decode(settings.encode()) == settings
+    assert "secret" not in repr(settings)
+    with pytest.raises(DecodingError, match="settings of the node"):
+        NodeSettings.decode(b'{"redis": 1}')
+
+
+def test_a_node_keeps_a_leader_the_workers_and_a_feeder_for_each_source() -> None:
+    specs = child_specs(a_settings())
+
+    assert [spec.name for spec in specs] == ["leader", "w0", "w1", "source lines", "source more lines"]
+    assert [spec.restart for spec in specs] == [True, True, True, False, False]
+    assert specs[4].env["CELERIAC_SOURCE"] == "more lines"
+    assert len({spec.log for spec in specs}) == 5
+    assert all("secret" not in " ".join(spec.argv) for spec in specs)
+
+
+@pytest.mark.parametrize(
+    ("child", "is_heard", "is_hopeless"),
+    [
+        (a_child("source", 5), False, False),
+        (a_child("source", 6), False, True),
+        (a_child("source", 6, state=ChildState.DONE), False, False),
+        (a_child("leader", 7, looping=True), False, False),
+        (a_child("leader", 8, looping=True), False, True),
+        (a_child("leader", 80), False, False),
+        (a_child("worker", 5, looping=True), False, True),
+        (a_child("worker", 5, looping=True), True, False),
+        (a_child("worker", 50), False, False),
+    ],
+)
+def test_a_child_is_given_up_only_when_it_can_never_work(child: ChildStatus, is_heard: bool, is_hopeless: bool) -> None:
+    assert bool(hopeless(child, is_heard)) is is_hopeless
+
+
+def test_the_last_words_of_a_log_are_its_last_line_that_says_something(folder: Path) -> None:
+    (folder / "log").write_text("first\nRuntimeError: dry\n\n")
+
+    assert last_words(folder / "log") == "RuntimeError: dry"
+    assert last_words(folder / "absent") == "nothing"
+
+
+def test_a_feeder_without_its_environment_says_what_is_missing() -> None:
+    with pytest.raises(PipelineError, match="CELERIAC_JOB and CELERIAC_SOURCE"):
+        FeederSettings.from_environment({"CELERIAC_REDIS": NOBODY, "CELERIAC_PIPELINE": "flow.py"})
