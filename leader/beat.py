@@ -48,7 +48,7 @@ class Ring:
         return is_queued
 
 
-class RingingScheduler(Scheduler):  # type: ignore[misc]  # celery has no types
+class RingingScheduler(Scheduler):
     """A schedule in memory whose due entries ring."""
 
     def __init__(self, app: Any, ring: Ring, **options: Any) -> None:

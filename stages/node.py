@@ -108,7 +108,7 @@ def hopeless(child: ChildStatus, is_heard: bool) -> str:
     if child.state is ChildState.DONE:
         return ""
     if child.role == SOURCE and child.deaths > SOURCE_RESTARTS:
-        return f"the feeder of {child.name!r} died {child.deaths} times"
+        return f"the feeder of {child.name} died {child.deaths} times"
     if child.role == LEADER and child.is_crash_looping and child.deaths >= LEADER_DEATHS:
         return f"the leader died {child.deaths} times at its start"
     if child.role == WORKER and child.is_crash_looping and not is_heard:

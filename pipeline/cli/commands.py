@@ -14,6 +14,8 @@ from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
 from pipeline.cli.run import RunOptions, run_pipeline
+from pipeline.errors import DecodingError, UnknownJob
+from pipeline.facts import JobRecord
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.publishing import discard_job
 from pipeline.read import READERS
@@ -121,7 +123,7 @@ def status(job: str, redis_url: str, as_json: bool) -> None:
 def list_jobs(redis_url: str, as_json: bool) -> None:
     """List the jobs that a Redis holds, oldest first."""
     store = _store(redis_url)
-    records = [store.read(job) for job in store.list_ids()]
+    records = _records(store)
     if as_json:
         click.echo(json.dumps([job_json(record) for record in records], indent=2))
     elif records:
@@ -154,6 +156,19 @@ def remove(job: str, redis_url: str, force: bool) -> None:
     count = store.remove(job)
     discard_job(record)
     click.echo(f"job {job} is removed: {count} keys")
+
+
+def _records(store: JobStore) -> list[JobRecord]:
+    """All jobs but those that are being removed just now, and those of other versions, which are named."""
+    records = []
+    for job in store.list_ids():
+        try:
+            records.append(store.read(job))
+        except UnknownJob:
+            continue
+        except DecodingError as error:
+            click.echo(f"warning: {job}: {error}", err=True)
+    return records
 
 
 def _store(redis_url: str) -> JobStore:

@@ -32,9 +32,10 @@ _T = TypeVar("_T")
 class Link:
     """The store seen through outages: our own server is started anew, a foreign one is waited for."""
 
-    def __init__(self, server: Server, screen: Screen) -> None:
+    def __init__(self, server: Server, screen: Screen, interrupts: Interrupts) -> None:
         self._server = server
         self._screen = screen
+        self._interrupts = interrupts
         self._away_since: float | None = None
         self._is_told = False
 
@@ -61,7 +62,9 @@ class Link:
 
     def look_after(self) -> None:
         """Raises EnvironmentFault when our own server cannot be started again."""
-        if self._server.revive():
+        with self._interrupts.deferred():  # half a start would leave a server that nobody knows
+            was_dead = self._server.revive()
+        if was_dead:
             self._screen.warn("Redis died and was started again; the job goes on")
 
     def _wait_on(self, error: StoreUnavailable) -> None:
@@ -101,9 +104,10 @@ class Follower:
         facts_at = 0.0
         with self.interrupts.immediate(above=1):
             while True:
+                self.interrupts.check(above=1)
                 self._heed_interrupts()
                 self._look_after_node()
-                self.link.attempt(self.console.print_new)
+                printed = self.link.attempt(self.console.print_new)
                 now = time.monotonic()
                 if now - facts_at >= FACTS_SECONDS:
                     facts_at = now
@@ -112,7 +116,8 @@ class Follower:
                         self._note(facts, history)
                         if facts.record.state not in WORKING:
                             return facts
-                time.sleep(ROUND_SECONDS)
+                if not printed:
+                    time.sleep(ROUND_SECONDS)
 
     def _heed_interrupts(self) -> None:
         if self.interrupts.count and not self._has_asked:
@@ -127,7 +132,9 @@ class Follower:
         return True
 
     def _look_after_node(self) -> None:
-        if self.node.revive():
+        with self.interrupts.deferred():
+            was_dead = self.node.revive()
+        if was_dead:
             self.screen.warn("the node process died and was started again")
 
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:

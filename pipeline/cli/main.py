@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The console script."""
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up: a late Ctrl-C would only print a traceback
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import Final
 
 from pipeline.errors import JobStateError, PipelineError, UnknownJob
@@ -24,11 +25,11 @@ def new_job_id(pipeline: str, now: time.struct_time) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}"
 
 
-def open_job(store: JobStore, job: str, plan: Plan) -> JobRecord:
+def open_job(store: JobStore, job: str, plan: Plan, check: Callable[[], None]) -> JobRecord:
     """The job, new or found. One that was cancelled or failed runs again; a finished one is given back as it is.
 
     Raises PipelineError when it was made from another pipeline, JobStateError when another run works at it,
-    StoreError. May wait a few seconds for the heartbeats of a killed run to grow old.
+    StoreError. May wait a few seconds for the heartbeats of a killed run to grow old; `check` may then raise.
     """
     try:
         record = store.read(job)
@@ -42,17 +43,18 @@ def open_job(store: JobStore, job: str, plan: Plan) -> JobRecord:
         )
     if record.state is JobState.FINISHED:
         return record
-    _refuse_while_alive(store, record)
+    _refuse_while_alive(store, record, check)
     if record.state in (JobState.CANCELLED, JobState.FAILED):
         store.transition(job, JobState.RUNNING)
     return store.read(job)
 
 
-def _refuse_while_alive(store: JobStore, record: JobRecord) -> None:
+def _refuse_while_alive(store: JobStore, record: JobRecord, check: Callable[[], None]) -> None:
     """Returns when no worker has been heard of for as long as a lease lasts."""
     lease = record.plan.limits.lease_seconds
     deadline = time.monotonic() + lease + 1.0
     while True:
+        check()
         workers = store.facts(record.job).workers
         alive = [each.name for each in workers if each.age_seconds < lease and not each.is_reported_dead]
         if not alive:

@@ -70,8 +70,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         with interrupts.immediate():
             _check_server(scripts, server, screen)
             _check_inputs(graph, JobStore(scripts), job)
-            # The store may wait here for a killed run to grow old.
-            record = open_job(JobStore(scripts), job, plan)
+        # A registered job must not be left to nobody, so no interrupt here until it is in the hands of a Run.
+        record = open_job(JobStore(scripts), job, plan, interrupts.check)
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
         return run.to_end(stack)
@@ -147,7 +147,7 @@ class Run:
 
     def _work(self, store: JobStore, node: NodeProcess) -> Exit:
         self.interrupts.check()
-        link = Link(self.server, self.screen)
+        link = Link(self.server, self.screen, self.interrupts)
         console = Console(self.scripts, self.record, self.screen.records)
         self._announce()
         node.start()

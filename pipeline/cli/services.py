@@ -157,12 +157,12 @@ class NodeProcess:
 
 
 def troubled_logs(logs: Path, lines: int = 15, most: int = 3) -> list[tuple[str, str]]:
-    """(file name, last lines) of the logs that tell of an error, newest first."""
+    """(file name, last lines) of the logs that end with a traceback or a crash, newest first."""
     found = []
     for path in sorted(logs.glob("*.log"), key=lambda each: each.stat().st_mtime, reverse=True):
         with open(path, encoding="utf-8", errors="replace") as file:
             tail = deque(file, maxlen=200)
-        if any(sign in line for line in tail for sign in ("Traceback", " ERROR ", "CRITICAL", "Error:")):
+        if any(sign in line for line in tail for sign in ("Traceback (most", "CRITICAL", "Fatal Python error")):
             found.append((path.name, "".join(list(tail)[-lines:]).rstrip()))
     return found[:most]
 

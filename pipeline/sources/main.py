@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class FeederSettings:
 
 def main() -> int:
     """Feeds the source that the environment names and returns the exit code."""
+    signal.signal(signal.SIGTERM, _leave)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = FeederSettings.from_environment(os.environ)
@@ -72,6 +74,12 @@ def main() -> int:
         _log.error("%s (%s)", error, error.hint)
         return WRONG_PIPELINE
     return run_feeder(settings)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    """Ends by the ordinary way, so that Spark's JVM and its files go too; a second signal does not cut that short."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def run_feeder(settings: FeederSettings) -> int:

@@ -19,7 +19,7 @@ from pipeline.errors import EnvironmentFault
 from pipeline.sources.splits import SPLIT_BYTES
 
 try:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 except ImportError as error:
@@ -121,4 +121,12 @@ def _tail(log: Path) -> str:
 
 
 def _stop(session: Any) -> None:
+    """Stops the session, and with it Spark's Python workers; ends the JVM and waits for it. No process outlives this one."""
+    # PySpark names the JVM's process here only.
+    gateway = session.sparkContext._gateway
+    process = getattr(gateway, "proc", None)
     session.stop()
+    gateway.shutdown()
+    if process is not None:
+        process.kill()
+        process.wait()

@@ -126,14 +126,11 @@ class Ownership:
         found: dict[str, list[tuple[Any, bytes | None]]] = {operator: [] for operator in operators}
         if not operators:
             return found
-        with translated():
-            pipe = self.scripts.client.pipeline(transaction=False)
-            for group, group_keys in by_group.items():
-                pipe.hmget(
-                    keys.state(self.job, stage, group),
-                    [state_field(op, key) for op in operators for key in group_keys],
-                )
-            answers = pipe.execute()
+        args: list[Any] = []
+        for group_keys in by_group.values():
+            args.append(len(operators) * len(group_keys))
+            args += [state_field(operator, key) for operator in operators for key in group_keys]
+        answers = self.scripts.run("load", [keys.state(self.job, stage, group) for group in by_group], args)
         for group_keys, values in zip(by_group.values(), answers, strict=True):
             for number, operator in enumerate(operators):
                 part = values[number * len(group_keys) : (number + 1) * len(group_keys)]

@@ -20,6 +20,8 @@ import psutil
 import pytest
 import redis
 
+from pipeline.embedded.redis import EmbeddedRedis
+
 ROOT = Path(__file__).parents[2]
 MARK = "CELERIAC_TEST_MARK"
 
@@ -358,3 +360,61 @@ def test_an_embedded_redis_that_is_killed_is_started_again(site: Site) -> None:
 
     assert process.wait(20) == 130
     site.assert_clean()
+
+
+def test_a_result_that_cannot_be_published_fails_the_job_and_is_told(site: Site) -> None:
+    site.write(ENDLESS)
+    process = site.start("run", "flow.py", "--workers", "1")
+    wait_for_line(process, "numbers: in ")
+    (site.folder / "out").mkdir()
+    (site.folder / "out/precious").touch()
+
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    errors = process.stderr.read()
+
+    assert process.wait(30) == 1, errors
+    assert "error: the job endless-" in errors
+    assert "is not replaced" in errors
+    assert [path.name for path in (site.folder / "out").iterdir()] == ["precious"]
+    site.assert_clean("out")
+
+
+def test_a_run_ends_when_another_command_cancels_or_removes_its_job(site: Site, redis_url: str) -> None:
+    site.write(ENDLESS)
+    at = ("--redis", redis_url)
+    process = site.start("run", "flow.py", "--workers", "1", "--job-id", "shared", *at)
+    wait_for_line(process, "numbers: in ")
+
+    second = site.run("run", "flow.py", "--job-id", "shared", *at)
+    refused = site.run("remove", "shared", *at)
+    cancelled = site.run("cancel", "shared", *at)
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    removed = site.run("remove", "shared", "--force", *at)
+
+    assert second.returncode == 2
+    assert "is being run by another process" in second.stderr
+    assert refused.returncode == 2
+    assert cancelled.returncode == 0
+    assert process.wait(30) == 130
+    assert "was cancelled: celeriac cancel" in errors
+    assert removed.returncode == 0
+    site.assert_clean()
+
+
+def test_a_foreign_redis_that_restarts_is_waited_for(site: Site) -> None:
+    site.write(ENDLESS)
+    with EmbeddedRedis.start() as server:
+        process = site.start("run", "flow.py", "--workers", "1", "--redis", server.url)
+        wait_for_line(process, "numbers: in ")
+
+        server.restart()
+        wait_for_line(process, "numbers: in ")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        errors = process.stderr.read()
+
+        assert process.wait(60) == 130, errors
+        assert len(read_rows(site.folder / "out")) == 10
+    site.assert_clean("out")

@@ -113,8 +113,6 @@ class LocalJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers.values():
-            worker.close()
         self.client.close()
 
     @property
@@ -151,7 +149,7 @@ class LocalJob:
 
     def look(self) -> None:
         """Every worker follows the assignment table, and works once on what is new, as `Owning` does."""
-        for name, worker in self.workers.items():
+        for name, worker in list(self.workers.items()):
             for place in worker.look():
                 self.slice(name, place)
 

@@ -14,7 +14,7 @@ from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.positions import START, Position
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
-from pipeline.store.leadership import Leadership
+from pipeline.store.leadership import LeaderRegistry, Leadership
 
 
 def another(bench: Bench, name: str = "leader-2", nonce: str = "n2") -> Leadership:
@@ -388,3 +388,51 @@ def test_partitions_of_both_stages_are_assigned_apart(bench: Bench) -> None:
 
     assert [row.stage for row in bench.owner("a").assigned()] == [0]
     assert [row.stage for row in bench.owner("b").assigned()] == [1]
+
+
+# Leader processes.
+
+
+def test_a_leader_has_at_most_one_tick_queued(bench: Bench) -> None:
+    """B5."""
+    registry = LeaderRegistry(bench.scripts, "l1")
+
+    assert registry.ring(b"tick")
+    assert not registry.ring(b"tock")
+    assert bench.client.lrange(keys.leader_queue("l1"), 0, -1) == [b"tick"]
+
+
+def test_a_silent_leader_is_named_and_taken_out_with_its_queue(bench: Bench) -> None:
+    one, two = LeaderRegistry(bench.scripts, "l1"), LeaderRegistry(bench.scripts, "l2")
+    one.announce(60)
+    one.ring(b"tick")
+    assert two.announce(60) == []
+    assert not two.retire("l1", 60)
+
+    bench.client.zadd(keys.leaders(), {"l1": 1})
+
+    assert two.announce(60) == ["l1"]
+    assert two.retire("l1", 60)
+    assert not two.retire("nobody", 60)
+    assert not bench.client.exists(keys.leader_queue("l1"))
+    assert two.announce(60) == []
+
+
+def test_a_leader_that_leaves_is_gone_at_once(bench: Bench) -> None:
+    registry = LeaderRegistry(bench.scripts, "l1")
+    registry.announce(60)
+    registry.ring(b"tick")
+
+    registry.leave()
+
+    assert not bench.client.exists(keys.leader_queue("l1"), keys.leaders())
+
+
+def test_without_memory_leaders_still_tick(bench: Bench, full_memory: Callable[[], None]) -> None:
+    """A6."""
+    registry = LeaderRegistry(bench.scripts, "l1")
+    full_memory()
+
+    assert registry.ring(b"tick")
+    assert registry.announce(60) == []
+    registry.leave()

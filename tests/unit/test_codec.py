@@ -217,7 +217,9 @@ class Rude:
 
 @pytest.mark.parametrize(
     "value",
-    ["x" * 10**6, Rude(), [Rude()], 10**5_000, nested(50_000), "\ud800", {"a": {1, 2}}])
+    ["x" * 10**6, Rude(), [Rude()], 10**5_000, nested(50_000), "\ud800", {"a": {1, 2}}],
+    ids=["long", "rude", "rude inside", "digits", "deep", "surrogate", "set"],
+)
 def test_any_value_can_be_shown_in_a_few_characters(value: Any) -> None:
     text = shown(value, 100)
 

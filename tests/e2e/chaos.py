@@ -1,0 +1,379 @@
+"""Runs `celeriac run` as a user does and breaks it on purpose: finds its processes, signals them at chosen progress.
+
+Nothing here looks into the program: a story sees processes, files, and what Redis says of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import psutil
+
+from pipeline.errors import StoreError
+from pipeline.facts import JobFacts
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+
+ROOT: Final = Path(__file__).parents[2]
+MARK: Final = "CELERIAC_TEST_MARK"
+SEED_VARIABLE: Final = "CELERIAC_TEST_SEED"
+
+RUN_SECONDS: Final = 90.0
+"""No run of these tests may take longer, whatever befalls it."""
+
+_POLL_SECONDS: Final = 0.01
+
+SEQUENCE: Final = '''"""The sequence oracle: 1, 2, 3, ... of every key, refused at the end unless all come, once and in order."""
+
+from pipeline import Pipeline, read, write
+
+KEYS, COUNT, HOP_WORK, SINK_WORK = {keys}, {count}, {hop_work}, {sink_work}
+
+
+def numbered():
+    for number in range(1, COUNT + 1):
+        for key in range(KEYS):
+            yield [f"k{{key}}", number]
+
+
+def after_work(value, amount):
+    for _ in range(amount):
+        pass
+    return value
+
+
+def in_sequence(key, number, last):
+    if number != (last or 0) + 1:
+        raise ValueError(f"{{key}}: {{number}} came after {{last}}")
+    return number, number
+
+
+flow = Pipeline("sequence")
+(
+    flow.source(read.iterable(numbered), name="numbers")
+    .key_by(lambda pair: pair[0], name="hop")
+    .map(lambda pair: after_work(pair, HOP_WORK), name="same")
+    .key_by(lambda pair: pair[0], name="by_key")
+    .map(lambda pair: after_work(pair[1], SINK_WORK), name="number")
+    .stateful_map(in_sequence, name="oracle")
+    .sink(write.jsonl("out"), name="result")
+)
+'''
+
+
+def wait_until(predicate: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    """Raises AssertionError, which says what did not come true, after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, f"after {seconds:.0f} s still not true: {what}"
+        threading.Event().wait(_POLL_SECONDS)
+
+
+def a_chance() -> random.Random:
+    """The dice of one story. Its seed is printed, and taken from CELERIAC_TEST_SEED to repeat a story."""
+    seed = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(10**9))
+    print(f"{SEED_VARIABLE}={seed}")
+    return random.Random(seed)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One oracle pipeline and its right result. Work is counted in turns of an empty loop for each record."""
+
+    keys: int = 50
+    count: int = 6_000
+    hop_work: int = 0
+    sink_work: int = 0
+
+    @property
+    def text(self) -> str:
+        return SEQUENCE.format(**vars(self))
+
+    @property
+    def taken(self) -> int:
+        """Records that all stages take together."""
+        return 3 * self.keys * self.count
+
+    def check(self, folder: Path) -> None:
+        """Every key's numbers lie in the published files as 1 .. count, in this order, and nothing else does."""
+        last: dict[str, int] = {}
+        for row in read_rows(folder):
+            key, number = row["key"], row["value"]
+            assert number == last.get(key, 0) + 1, f"{key}: {number} is written after {last.get(key, 0)}"
+            last[key] = number
+        assert last == {f"k{key}": self.count for key in range(self.keys)}
+
+
+def read_rows(folder: Path) -> Iterator[Any]:
+    """The rows of a published JSON Lines folder, file by file in the order of their names."""
+    for path in sorted(folder.glob("part-*")):
+        with open(path, "rb") as file:
+            yield from map(json.loads, file)
+
+
+@dataclass
+class Site:
+    """Folders of its own for one story, so that whatever is left behind is seen; and all that was started in it."""
+
+    root: Path
+    mark: str = field(default_factory=lambda: uuid4().hex)
+    runs: list[Run] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for folder in (self.temporary, self.home, self.kept_logs):
+            folder.mkdir()
+
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def kept_logs(self) -> Path:
+        return self.root / "logs"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What processes of this story run with. Hash seeds are random unless the story sets one."""
+        places = {"TMPDIR": str(self.temporary), "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, MARK: self.mark, **places, **more}
+        for name in ("CELERIAC_REDIS", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+            environment.pop(name, None)
+        return environment
+
+    def start(self, target: str, *arguments: str, folder: str = "work", **variables: str) -> Run:
+        """`celeriac run target arguments`, in the folder of that name below the site."""
+        where = self.root / folder
+        where.mkdir(exist_ok=True)
+        run = Run(self, where, self.kept_logs / folder, (target, *arguments), variables)
+        self.runs.append(run)
+        return run
+
+    def write(self, text: str, folder: str = "work") -> None:
+        (self.root / folder).mkdir(exist_ok=True)
+        (self.root / folder / "flow.py").write_text(text)
+
+    def command(self, *arguments: str, folder: str = "work") -> subprocess.CompletedProcess[str]:
+        """Any other `celeriac` command, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline.cli.main", *arguments],
+            cwd=self.root / folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Those with our mark, and those that work in our folders: a Redis server overwrites its environment."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it has gone, is a zombie, or belongs to somebody else
+                is_ours = process.environ().get(MARK) == self.mark
+                if is_ours or Path(process.cwd()).is_relative_to(self.root):
+                    found.append(process)
+        return found
+
+    def assert_clean(self, *expected: str, folder: str = "work") -> None:
+        """No process, no temporary file and nothing in the home is left; in the folder only what is expected."""
+        wait_until(lambda: not self.processes(), "all processes have ended", 5.0)
+        assert list(self.temporary.iterdir()) == []
+        assert list(self.home.iterdir()) == []
+        assert {path.name for path in (self.root / folder).iterdir()} == set(expected)
+
+    def close(self) -> None:
+        """Ends what a failed story left."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for run in self.runs:
+            run.process.wait(10)
+
+
+class Run:
+    """One `celeriac run`. Its processes are found by their place in the tree and by what they were told."""
+
+    def __init__(
+        self, site: Site, folder: Path, logs: Path, arguments: tuple[str, ...], variables: dict[str, str]
+    ) -> None:
+        self.folder = folder
+        self.logs = logs
+        self._site = site
+        self._errors = logs.with_suffix(".stderr")
+        self._link: tuple[JobStore, str] | None = None
+        logs.mkdir(exist_ok=True)
+        with open(self._errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli.main", "run", *arguments],
+                cwd=folder,
+                env=site.environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    # processes
+
+    def node(self) -> psutil.Process | None:
+        for child in _children(psutil.Process(self.process.pid)):
+            with suppress(psutil.Error):
+                if "stages.node" in child.cmdline():
+                    return child
+        return None
+
+    def find(self, name: str) -> psutil.Process | None:
+        """The living process: "node", "redis", "leader", "source", "java", or a worker by its name."""
+        with suppress(psutil.NoSuchProcess):
+            node = self.node()
+            if name == "node" or (node is None and name != "redis"):
+                return node
+            match name:
+                case "redis":
+                    tree = _children(psutil.Process(self.process.pid))
+                    return next((each for each in tree if "redis-server" in each.name()), None)
+                case "java":
+                    tree = node.children(recursive=True) if node else []
+                    return next((each for each in tree if each.name() == "java"), None)
+                case _:
+                    return next((each for each in _children(node) if _is_called(each, name)), None)
+        return None
+
+    def child(self, name: str) -> psutil.Process:
+        """As `find`, and waits until there is one."""
+        found: list[psutil.Process] = []
+
+        def is_found() -> bool:
+            self.assert_running()
+            process = self.find(name)
+            found[:] = [process] if process is not None else []
+            return bool(found)
+
+        wait_until(is_found, f"there is a process {name}")
+        return found[0]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        process = self.child(name)
+        print(f"kill -9 {name} pid={process.pid}")
+        with suppress(psutil.NoSuchProcess):  # it was ending just now
+            process.kill()
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[psutil.Process]:
+        """SIGSTOP, and SIGCONT at the end."""
+        process = self.child(name)
+        print(f"SIGSTOP {name} pid={process.pid}")
+        process.suspend()
+        try:
+            yield process
+        finally:
+            process.resume()
+
+    # what the job says
+
+    @property
+    def link(self) -> tuple[JobStore, str]:
+        """The job's store and id, as its leader was told them."""
+        if self._link is None:
+            told = self.child("leader").environ()
+            self._link = JobStore(Scripts(connect(told["CELERIAC_REDIS"]))), told["CELERIAC_JOB"]
+        return self._link
+
+    @property
+    def address(self) -> str:
+        return self.child("leader").environ()["CELERIAC_REDIS"]
+
+    def facts(self) -> JobFacts:
+        store, job = self.link
+        return store.facts(job)
+
+    def taken(self) -> int:
+        """Records that all stages have taken together; -1 while Redis does not answer."""
+        try:
+            return sum(part.taken for part in self.facts().partitions)
+        except StoreError:
+            return -1
+
+    def wait_for_taken(self, count: float) -> None:
+        """Until the job has got so far. It must not have ended by then."""
+
+        def is_there() -> bool:
+            self.assert_running()
+            return self.taken() >= count
+
+        wait_until(is_there, f"{count:.0f} records are taken", RUN_SECONDS)
+
+    def assert_running(self) -> None:
+        self.keep_logs()
+        assert self.process.poll() is None, f"the run ended early, code {self.process.returncode}:\n{self.said()}"
+
+    # the end
+
+    def finish(self, *, code: int = 0, seconds: float = RUN_SECONDS) -> None:
+        """Waits for the end, which must come with this exit code. Code 0 says that no record was given up."""
+
+        def has_ended() -> bool:
+            self.keep_logs()
+            return self.process.poll() is not None
+
+        wait_until(has_ended, "the run has ended", seconds)
+        assert self.process.returncode == code, self.said()
+
+    def said(self) -> str:
+        return self._errors.read_text()
+
+    def log(self, name: str) -> str:
+        """All that the incarnations of a process have logged, also after the run's own folder is gone."""
+        self.keep_logs()
+        path = self.logs / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def keep_logs(self) -> None:
+        """The run removes its folder at its end, so the files get second names here."""
+        for folder in (*self._site.temporary.glob("celeriac-*/logs"), *self.folder.glob(".celeriac/*/logs")):
+            with suppress(FileNotFoundError):
+                for path in folder.iterdir():
+                    with suppress(FileExistsError):
+                        os.link(path, self.logs / path.name)
+
+
+def _children(process: psutil.Process | None) -> list[psutil.Process]:
+    return process.children() if process is not None else []
+
+
+def _is_called(process: psutil.Process, name: str) -> bool:
+    with suppress(psutil.Error):
+        told = process.environ()
+        if name == "leader":
+            return "CELERIAC_LEADER" in told
+        if name == "source":
+            return "CELERIAC_SOURCE" in told
+        return told.get("CELERIAC_WORKER") == name
+    return False
+
+
+def moments(
+    chance: random.Random, total: int, count: int, within: tuple[float, float] = (0.02, 0.9)
+) -> Iterable[float]:
+    """So many numbers of taken records at which something is to happen, growing."""
+    return sorted(chance.uniform(*within) * total for _ in range(count))
+
+
+STOP: Final = signal.SIGSTOP
