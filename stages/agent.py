@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable
+from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable, UnknownJob
 from stages.supervision import (
     GRACE_SECONDS,
     HEALTHY_SECONDS,
@@ -239,6 +239,8 @@ class Agent:
                         child.ask_to_end(now + GRACE_SECONDS)
         except StoreUnavailable:
             self._watch = StoreWatch(is_down=True)
+        except UnknownJob:
+            self._watch = StoreWatch()  # removed meanwhile: its workers end by themselves
         else:
             self._watch = replace(self._watch, back_at=None)
 

@@ -11,14 +11,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 from zlib import crc32
 
 from pipeline.cli.nodes import NodeSettings
-from pipeline.errors import DecodingError, EnvironmentFault, JobStateError, StoreError, UnknownJob
+from pipeline.errors import DecodingError, EnvironmentFault, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
@@ -35,6 +36,9 @@ LEADER_DEATHS: Final = 8
 """So many deaths in a row, each soon after the start, are no bad luck."""
 
 WATCH_SECONDS: Final = 0.25
+
+STORE_SECONDS: Final = 1.0
+"""An agent that waits longer for Redis would look after its children too late."""
 _FAULTY_SETTINGS: Final = 2
 _NOT_STARTED: Final = 3
 
@@ -60,7 +64,8 @@ def main() -> int:
 
 def run_node(settings: NodeSettings, stop: threading.Event) -> int:
     """Starts the children and looks after them until `stop`. Raises EnvironmentFault when one cannot be started."""
-    agent = Agent(child_specs(settings), AgentLink(_scripts(settings), settings.job))
+    link = AgentLink(_scripts(settings), settings.job)
+    agent = Agent(child_specs(settings, earlier_incarnations(link, stop)), link)
     watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
     watcher = threading.Thread(target=watch.run, args=(stop,), name="watch")
     try:
@@ -77,7 +82,20 @@ def run_node(settings: NodeSettings, stop: threading.Event) -> int:
     return 0
 
 
-def child_specs(settings: NodeSettings) -> list[ChildSpec]:
+def earlier_incarnations(link: AgentLink, stop: threading.Event) -> dict[str, int]:
+    """Worker -> its last number under an agent before this one. Waits for a store that is away, until `stop`."""
+    while not stop.is_set():
+        try:
+            return link.incarnations()
+        except StoreUnavailable as error:
+            _log.warning("not started yet: %s", error)
+            stop.wait(WATCH_SECONDS)
+        except UnknownJob:
+            break
+    return {}
+
+
+def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProxyType({})) -> list[ChildSpec]:
     """Leader first, so that assignments are there when workers come; then workers, then feeders."""
     python = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
     common = {
@@ -94,7 +112,9 @@ def child_specs(settings: NodeSettings) -> list[ChildSpec]:
     for number in range(settings.workers):
         name = f"w{number}"
         env = {**common, "CELERIAC_WORKER": name}
-        specs.append(ChildSpec(name, (*python, "stages.main"), env, WORKER, True, logs / f"{name}.log"))
+        specs.append(
+            ChildSpec(name, (*python, "stages.main"), env, WORKER, True, logs / f"{name}.log", earlier.get(name, 0))
+        )
     for number, source in enumerate(settings.sources):
         name = f"source {source}"
         env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
@@ -168,7 +188,7 @@ def last_words(log: Path) -> str:
 
 
 def _scripts(settings: NodeSettings) -> Scripts:
-    return Scripts(connect(settings.redis))
+    return Scripts(connect(settings.redis, timeout_seconds=STORE_SECONDS))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ TIMERS_PER_STEP: Final = 2000
 SINGLE_RECORDS: Final = 256
 """After two unclean ends at a position so many records run alone; no first step of a new owner is larger."""
 
+_NO_TRIAL: Final = Position("none")
+"""Declared when user code has come back: a worker that dies while it waits for Redis or a full inbox is no death."""
+
 
 class SliceEnd(Enum):
     """Why a slice ended."""
@@ -220,8 +223,11 @@ class PartitionOwner:
         if deaths >= limits.deaths:
             logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
             return self._stepper.give_up(item.batch, f"killed its worker {deaths} times")
-        self._context.ownership.declare_trial(self.row, self.position)
-        return self._stepper.run(item.batch)
+        ownership = self._context.ownership
+        ownership.declare_trial(self.row, self.position)
+        outcome = self._stepper.run(item.batch)
+        ownership.declare_trial(self.row, _NO_TRIAL)
+        return outcome
 
     def _promise(self, item: Promise) -> Commit:
         """Handles a watermark or an end: fires what is due, and passes it on when nothing is left to fire."""

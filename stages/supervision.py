@@ -39,6 +39,7 @@ class ChildSpec:
     """One process to keep. `env` is laid over the agent's own environment, `log` takes stdout and stderr.
 
     With `restart` it is started again however it ends; without, only when it ends with another code than 0.
+    `earlier` is how many incarnations there were before this agent: of two with one name the higher number stays.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ChildSpec:
     role: str
     restart: bool
     log: Path
+    earlier: int = 0
 
 
 class AgentStore(Protocol):
@@ -180,7 +182,7 @@ class Child:
     def spawn(self, now: float) -> None:
         """Start the next incarnation. Raises EnvironmentFault when its program or log cannot be opened."""
         self.starts += 1
-        self.incarnation = f"{self.starts}-{secrets.token_hex(4)}"
+        self.incarnation = f"{self.spec.earlier + self.starts}-{secrets.token_hex(4)}"
         environment = {**os.environ, **self.spec.env, INCARNATION_VARIABLE: self.incarnation}
         try:
             self.spec.log.parent.mkdir(parents=True, exist_ok=True)

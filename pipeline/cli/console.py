@@ -30,6 +30,11 @@ class Console:
             if sink.format == "console"
         ]
 
+    @property
+    def has_sinks(self) -> bool:
+        """Without one nothing is ever asked of Redis here."""
+        return bool(self._readers)
+
     def print_new(self) -> int:
         """Prints what has come since the last call, one read a sink; returns how many records. Raises StoreError."""
         count = 0

@@ -107,7 +107,8 @@ class Follower:
                 self.interrupts.check(above=1)
                 self._heed_interrupts()
                 self._look_after_node()
-                printed = self.link.attempt(self.console.print_new)
+                # A call that asks nothing of Redis would make an outage look as if it was over.
+                printed = self.link.attempt(self.console.print_new) if self.console.has_sinks else 0
                 now = time.monotonic()
                 if now - facts_at >= FACTS_SECONDS:
                     facts_at = now

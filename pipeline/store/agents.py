@@ -27,6 +27,12 @@ class AgentLink:
             return False
         return True
 
+    def incarnations(self) -> dict[str, int]:
+        """Worker -> the number of its newest incarnation. Raises StoreError, UnknownJob."""
+        workers = self._jobs.facts(self._job).workers
+        numbers = ((worker.name, worker.incarnation.partition("-")[0]) for worker in workers)
+        return {name: int(number) for name, number in numbers if number.isdecimal()}
+
     def heard_from(self, name: str) -> float | None:
         """Seconds since the worker's last heartbeat by the server's clock.
 

@@ -25,16 +25,16 @@ OLDEST_SERVER = Version("6.2")
 TIMEOUT_SECONDS = 10.0
 
 
-def connect(url: str, *, blocking: bool = False) -> Any:
-    """A client for `redis://`, `rediss://` or `unix://`; nothing is sent yet.
+def connect(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
+    """A client for `redis://`, `rediss://` or `unix://`; nothing is sent yet. No answer takes longer than the timeout.
 
-    With `blocking`, reads may wait without limit. Raises UnsuitableServer for a URL that cannot be understood.
+    Raises UnsuitableServer for a URL that cannot be understood.
     """
     try:
         client = redis.Redis.from_url(
             url,
-            socket_timeout=None if blocking else TIMEOUT_SECONDS,
-            socket_connect_timeout=5.0,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=min(timeout_seconds, 5.0),
             retry=Retry(NoBackoff(), 0),
             protocol=2,
             client_name="celeriac",

@@ -152,25 +152,30 @@ class JobStore:
         return self.erase(job)
 
     def erase(self, job: str) -> int:
-        """Deletes every key of the job whatever its state; returns how many.
+        """Deletes every key of the job whatever its state, kombu's included; returns how many.
 
         The job's hash and its lease go first and together, so every late writer is refused.
         """
+        tag = f"{{{job}}}"
         with translated():
             removed = int(self._client.unlink(keys.job(job), keys.leader(job)))
             self._client.zrem(keys.jobs(), job)
-            for pattern in (f"{keys.of_job(job)}*", f"{keys.PREFIX}_kombu.binding.{{{job}}}*"):
+            # kombu's own tables are shared by all jobs: with the last job they go as well.
+            patterns = [f"{keys.of_job(job)}*", f"{keys.PREFIX}_kombu.*{tag}*"]
+            if not self._client.exists(keys.jobs()):
+                patterns.append(f"{keys.PREFIX}_kombu.*")
+            for pattern in patterns:
                 for page in self._pages(pattern):
                     removed += int(self._client.unlink(*page))
-            for binding in self._pages(f"{keys.PREFIX}_kombu.binding.*"):
-                for key in binding:
-                    self._forget_bindings(key, f"{{{job}}}".encode())
+            for page in self._pages(f"{keys.PREFIX}_kombu.binding*.*"):
+                for table in page:
+                    self._forget_bindings(table, tag.encode())
         return removed
 
-    def _forget_bindings(self, key: bytes, tag: bytes) -> None:
-        members = [member for member in self._client.smembers(key) if tag in member]
+    def _forget_bindings(self, table: bytes, tag: bytes) -> None:
+        members = [member for member in self._client.smembers(table) if tag in member]
         if members:
-            self._client.srem(key, *members)
+            self._client.srem(table, *members)
 
     def _pages(self, pattern: str) -> Iterator[list[Any]]:
         cursor = 0

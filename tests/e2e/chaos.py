@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +36,15 @@ RUN_SECONDS: Final = 90.0
 
 _POLL_SECONDS: Final = 0.01
 
-SEQUENCE: Final = '''"""The sequence oracle: 1, 2, 3, ... of every key, refused at the end unless all come, once and in order."""
+SEQUENCE: Final = '''"""The sequence oracle: every key must come as 1, 2, 3, ..., complete, once and in order."""
+
+import os
+import time
+from pathlib import Path
 
 from pipeline import Pipeline, read, write
 
-KEYS, COUNT, HOP_WORK, SINK_WORK = {keys}, {count}, {hop_work}, {sink_work}
+KEYS, COUNT, WORK, SLOW = {keys}, {count}, {work}, {slow}
 
 
 def numbered():
@@ -50,10 +53,15 @@ def numbered():
             yield [f"k{{key}}", number]
 
 
-def after_work(value, amount):
-    for _ in range(amount):
+def worked(pair):
+    for _ in range(WORK):
         pass
-    return value
+    if pair == ["k0", SLOW]:
+        Path("hand").write_text(str(os.getpid()))
+        until = time.process_time() + 0.5  # of a processor: while the process is frozen it stands still
+        while time.process_time() < until:
+            pass
+    return pair[1]
 
 
 def in_sequence(key, number, last):
@@ -66,9 +74,8 @@ flow = Pipeline("sequence")
 (
     flow.source(read.iterable(numbered), name="numbers")
     .key_by(lambda pair: pair[0], name="hop")
-    .map(lambda pair: after_work(pair, HOP_WORK), name="same")
     .key_by(lambda pair: pair[0], name="by_key")
-    .map(lambda pair: after_work(pair[1], SINK_WORK), name="number")
+    .map(worked, name="number")
     .stateful_map(in_sequence, name="oracle")
     .sink(write.jsonl("out"), name="result")
 )
@@ -92,12 +99,16 @@ def a_chance() -> random.Random:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One oracle pipeline and its right result. Work is counted in turns of an empty loop for each record."""
+    """One oracle pipeline and its right result.
+
+    work: turns of an empty loop that the last stage makes for each record.
+    slow: the number of the first key that takes half a second; who has it in hand says so in the file `hand`.
+    """
 
     keys: int = 50
     count: int = 6_000
-    hop_work: int = 0
-    sink_work: int = 0
+    work: int = 0
+    slow: int = 0
 
     @property
     def text(self) -> str:
@@ -197,6 +208,18 @@ class Site:
         assert list(self.home.iterdir()) == []
         assert {path.name for path in (self.root / folder).iterdir()} == set(expected)
 
+    def start_leader(self, address: str, name: str) -> subprocess.Popen[bytes]:
+        """A leader of its own, beside those that runs have."""
+        with open(self.kept_logs / f"{name}.log", "wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "leader.main"],
+                cwd=self.root,
+                env={**self.environment(), "CELERIAC_REDIS": address, "CELERIAC_LEADER": name},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
     def close(self) -> None:
         """Ends what a failed story left."""
         for process in self.processes():
@@ -268,6 +291,11 @@ class Run:
         wait_until(is_found, f"there is a process {name}")
         return found[0]
 
+    def some(self, chance: random.Random, *names: str) -> str:
+        """One of these that is there now: a feeder ends when all is read."""
+        self.assert_running()
+        return chance.choice([name for name in names if self.find(name) is not None])
+
     def kill(self, name: str) -> None:
         """SIGKILL."""
         process = self.child(name)
@@ -284,7 +312,8 @@ class Run:
         try:
             yield process
         finally:
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     # what the job says
 
@@ -303,6 +332,10 @@ class Run:
     def facts(self) -> JobFacts:
         store, job = self.link
         return store.facts(job)
+
+    def owners(self) -> set[str]:
+        """The workers that own a partition with work to come."""
+        return {part.owner for part in self.facts().partitions if not part.done}
 
     def taken(self) -> int:
         """Records that all stages have taken together; -1 while Redis does not answer."""
@@ -371,9 +404,6 @@ def _is_called(process: psutil.Process, name: str) -> bool:
 
 def moments(
     chance: random.Random, total: int, count: int, within: tuple[float, float] = (0.02, 0.9)
-) -> Iterable[float]:
+) -> list[float]:
     """So many numbers of taken records at which something is to happen, growing."""
     return sorted(chance.uniform(*within) * total for _ in range(count))
-
-
-STOP: Final = signal.SIGSTOP

@@ -140,6 +140,39 @@ def test_closed_comes_before_full_and_full_before_a_gap(make: Callable[..., Benc
     assert append_raw(bench, 1, 0, 9, 1) == [-3, 1]
 
 
+@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.RUNNING])
+def test_a_job_that_does_not_run_takes_no_new_number(bench: Bench, state: JobState) -> None:
+    lane = bench.lane()
+    bench.client.hset(keys.job("j"), "state", state.value)
+
+    with pytest.raises(InboxClosed, match="no new input"):
+        lane.append(1, a_batch("a"))
+
+    assert bench.entries() == []
+
+
+def test_a_closed_gate_is_a_full_inbox(bench: Bench) -> None:
+    """A6: appends stop before the memory is full."""
+    lane = bench.lane()
+    bench.leadership.set_gate("j", bench.token, "closed")
+
+    with pytest.raises(InboxFull):
+        lane.append(1, a_batch("a"))
+
+    assert bench.entries() == []
+
+
+def test_an_inbox_is_full_by_bytes_too(make: Callable[..., Bench]) -> None:
+    bench = make(limits=Limits(inbox_bytes=1_000))
+    lane = bench.lane()
+    lane.append(1, a_batch("x" * 1_200))
+
+    with pytest.raises(InboxFull):
+        lane.append(2, a_batch("y"))
+
+    assert len(bench.entries()) == 1
+
+
 def test_a_gap_sends_the_sender_back(bench: Bench) -> None:
     lane = bench.lane()
     lane.append(1, a_batch("a"))

@@ -42,9 +42,11 @@ def test_the_clients_own_retries_are_off(redis_url: str) -> None:
     assert connection.socket_timeout == 10.0
 
 
-def test_a_blocking_client_waits_without_limit(redis_url: str) -> None:
-    with connect(redis_url, blocking=True) as client:
-        assert client.connection_pool.make_connection().socket_timeout is None
+def test_a_client_waits_no_longer_than_it_is_told(redis_url: str) -> None:
+    with connect(redis_url, timeout_seconds=0.5) as client:
+        connection = client.connection_pool.make_connection()
+
+    assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://h", "redis://h:port", "redis://h?db=x", "redis://h?wrong=1", ""])

@@ -110,11 +110,23 @@ def test_no_key_of_a_removed_job_is_left(bench: Bench) -> None:
     removed = bench.jobs.remove("j")
 
     assert removed >= 20
-    left = bench.snapshot()
-    assert [key for key in left if b"{j}" in key] == []
-    assert set(left) == {f"{keys.PREFIX}_kombu.binding.celery.pidbox".encode()}
-    assert bench.client.smembers(f"{keys.PREFIX}_kombu.binding.celery.pidbox") == {b"other"}
+    assert bench.snapshot() == {}
     assert bench.jobs.list_ids() == []
+
+
+def test_the_tables_that_kombu_shares_stay_for_the_other_jobs(bench: Bench) -> None:
+    bench.jobs.create("k", bench.plan)
+    before = bench.snapshot()
+    used(bench)
+    bench.jobs.transition("j", JobState.CANCELLED)
+
+    bench.jobs.remove("j")
+
+    left = bench.snapshot()
+    shared = f"{keys.PREFIX}_kombu.binding.celery.pidbox".encode()
+    assert [key for key in left if b"{j}" in key] == []
+    assert [key for key in before if b"{k}" in key] == [key for key in left if b"{k}" in key]
+    assert bench.client.smembers(shared) == {b"other"}
 
 
 def test_another_job_is_untouched_by_a_removal(make: Callable[..., Bench]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bench import ENTRY, Bench, Hand, a_batch, a_job_id
+from bench import ENTRY, KEYED, Bench, Hand, a_batch, a_job_id
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.codec import encode_batch
 from pipeline.positions import Position
 from pipeline.store import keys
-from pipeline.store.commits import Idle, Kept, Refusal, Refused, Yielded
+from pipeline.store.commits import Idle, Kept, Output, Refusal, Refused, Target, Yielded
 from pipeline.tickets import ticket
 
 
@@ -61,6 +62,29 @@ def test_a_ticket_that_yields_goes_behind_those_that_wait(bench: Bench) -> None:
     hand.commit(mode="yield")
 
     assert bench.client.rpop(queue) == b"another"
+
+
+def test_a_commit_rings_those_it_sends_to(bench: Bench) -> None:
+    taker = bench.worker(KEYED, worker="v")
+    taker.commit(mode="more")
+    giver = bench.worker()
+    output = Output("D", 1, None, encode_batch(a_batch("A")))
+
+    for _ in range(3):
+        giver.commit(outputs={Target.partition("j", *KEYED): [output]})
+
+    assert (bench.ring(KEYED), bench.tickets(KEYED)) == ("1", 1)
+
+
+def test_an_owner_that_acquires_is_at_work_and_is_not_rung(bench: Bench) -> None:
+    """A8: also when the flag was clear."""
+    row = bench.assign()
+    Hand(bench, row).commit(mode="more")
+
+    bench.acquire(row)
+    bench.lane().append(1, a_batch("a"))
+
+    assert (bench.ring(), bench.tickets()) == ("1", 0)
 
 
 def test_a_late_old_owner_cannot_clear_the_flag_of_the_new_one(bench: Bench) -> None:

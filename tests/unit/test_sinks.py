@@ -164,7 +164,7 @@ def test_a_staging_file_reports_what_is_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_facts_survive_their_encoding() -> None:
-    facts = StagedFacts("000-00001-00000002.jsonl", 10, 3)
+    facts = StagedFacts("000-00001-00000002-0000.jsonl", 10, 3)
 
     assert StagedFacts.decode(facts.encode()) == facts
 
@@ -284,7 +284,7 @@ def test_two_terms_of_a_partition_are_published_in_their_order(tmp_path: Path) -
     later = stage(sink, "later", partition=0, term=10)
     other = stage(sink, "other", partition=1, term=1)
     earlier = stage(sink, "earlier", partition=0, term=9)
-    nothing = StagedFacts("000-00002-00000001.txt", 0, 0)
+    nothing = StagedFacts("000-00002-00000001-0000.txt", 0, 0)
 
     published = publish(sink, JOB, [other, later, nothing, earlier])
 
@@ -364,7 +364,7 @@ def test_less_than_was_committed_is_never_published(tmp_path: Path) -> None:
     sink = a_sink(tmp_path / "out")
     facts = stage(sink, 1, 2)
     cut = StagedFacts(facts.file, facts.length_bytes + 1, 3)
-    lost = StagedFacts("000-00007-00000001.jsonl", 4, 2)
+    lost = StagedFacts("000-00007-00000001-0000.jsonl", 4, 2)
     damaged = StagedFacts(facts.file, facts.length_bytes, 1)
 
     for wrong, reason in ((cut, "only 4 bytes"), (lost, "is missing"), (damaged, "2 whole lines")):
@@ -376,7 +376,7 @@ def test_less_than_was_committed_is_never_published(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == [f".out.{JOB}.staging"]
 
 
-@pytest.mark.parametrize("name", ["../secret", "000-00000-00000001.csv", "part-00000.jsonl", ""])
+@pytest.mark.parametrize("name", ["../secret", "000-00000-00000001-0000.csv", "part-00000.jsonl", ""])
 def test_a_name_that_is_no_staging_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SinkError, match="not the name of a staging file"):
         publish(a_sink(tmp_path / "out"), JOB, [StagedFacts(name, 1, 1)])

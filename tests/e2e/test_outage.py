@@ -1,0 +1,68 @@
+"""Redis dies, freezes, or is away for ten seconds: the job goes on, and its result is equal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.embedded.redis import EmbeddedRedis
+from tests.e2e.chaos import Sequence, Site, a_chance, moments, wait_until
+
+OUTAGE_SECONDS = 10.0
+
+
+def wait_out(seconds: float) -> None:
+    """The outage itself is the condition here: nothing else ends it."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= until, "the outage is over", 2 * seconds)
+
+
+def test_an_embedded_redis_that_is_killed_again_and_again_loses_nothing(site: Site) -> None:
+    chance, sequence = a_chance(), Sequence()
+    site.write(sequence.text)
+    run = site.start("flow.py", "--workers", "2")
+
+    for moment in moments(chance, sequence.taken, 3):
+        run.wait_for_taken(moment)
+        run.kill("redis")
+    run.finish()
+
+    assert run.said().count("Redis died and was started again") == 3
+    sequence.check(run.folder / "out")
+    site.assert_clean("flow.py", "out")
+
+
+def test_an_embedded_redis_that_is_frozen_for_ten_seconds_is_waited_for(site: Site) -> None:
+    chance, sequence = a_chance(), Sequence()
+    site.write(sequence.text)
+    run = site.start("flow.py", "--workers", "2")
+
+    run.wait_for_taken(moments(chance, sequence.taken, 1)[0])
+    with run.stopped("redis"):
+        wait_out(OUTAGE_SECONDS)
+    run.finish()
+
+    sequence.check(run.folder / "out")
+    site.assert_clean("flow.py", "out")
+
+
+@pytest.mark.parametrize("fsync", ["always", "everysec"])
+def test_a_foreign_redis_that_is_away_for_ten_seconds_is_waited_for(site: Site, tmp_path: Path, fsync: str) -> None:
+    chance, sequence = a_chance(), Sequence()
+    site.write(sequence.text)
+    with EmbeddedRedis.start(tmp_path / "redis", fsync=fsync) as server:
+        run = site.start("flow.py", "--workers", "2", "--redis", server.url)
+        run.wait_for_taken(moments(chance, sequence.taken, 1)[0])
+
+        os.kill(server.pid, signal.SIGKILL)
+        wait_out(OUTAGE_SECONDS)
+        server.restart()
+        run.finish()
+
+    assert "Redis does not answer; waiting for it" in run.said()
+    sequence.check(run.folder / "out")
+    site.assert_clean("flow.py", "out")

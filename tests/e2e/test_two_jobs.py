@@ -1,0 +1,137 @@
+"""Jobs side by side on one Redis, what is left of them, and how much they hold while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from pipeline.keying import GROUPS, group_of
+from pipeline.loader import load_graph
+from pipeline.plan import compile_plan
+from pipeline.settings import Limits
+from pipeline.store import keys
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+from tests.e2e.chaos import ROOT, Run, Sequence, Site, a_chance, moments, wait_until
+
+KEYS = ["", "word", "déjà vu", "🥕", *map(str, range(500)), 0, -1, 2**70, b"", b"\xff\x00", ("a", 1), ((b"x",), "y")]
+
+HASHES = f"""
+from pipeline.keying import group_of
+print([group_of(key) for key in {KEYS!r}], hash("word"))
+"""
+
+
+def test_one_pipeline_run_twice_at_once_gives_two_whole_results(site: Site, redis_url: str) -> None:
+    chance, sequence = a_chance(), Sequence(count=4_000)
+    runs = []
+    for folder in ("one", "two"):
+        site.write(sequence.text, folder)
+        runs.append(site.start("flow.py", "--workers", "2", "--redis", redis_url, folder=folder))
+
+    for run, moment in zip(runs, moments(chance, sequence.taken, 2), strict=True):
+        run.wait_for_taken(moment)
+        run.kill(run.some(chance, "w0", "w1", "leader"))
+    jobs = [run.link[1] for run in runs]
+    for run in runs:
+        run.finish()
+
+    assert jobs[0] != jobs[1]
+    for run in runs:
+        sequence.check(run.folder / "out")
+        site.assert_clean("flow.py", "out", folder=run.folder.name)
+    for number, job in enumerate(jobs):
+        assert site.command("remove", job, "--redis", redis_url, folder="one").returncode == 0
+        assert (number == 0) == bool(keys_of(redis_url, jobs[1]))
+        assert keys_of(redis_url, job) == []
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.keys("*") == []
+
+
+def keys_of(redis_url: str, job: str) -> list[bytes]:
+    """All keys that name the job, or that hold its name."""
+    tag = f"{{{job}}}".encode()
+    with redis.Redis.from_url(redis_url) as client:
+        found = [key for key in client.keys("*") if tag in key]
+        sets = [key for key in client.keys("*") if client.type(key) == b"set"]
+        return found + [key for key in sets if any(tag in member for member in client.smembers(key))]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_inboxes_stay_within_their_bound_before_a_slow_sink(site: Site, redis_url: str, workers: int) -> None:
+    """With one worker, who waits for a full inbox owns it."""
+    sequence = Sequence(count=1_500, work=400)
+    limits = Limits(inbox_records=2_000, step_outputs=500, step_records=500)
+    site.write(sequence.text)
+    create_job(site, redis_url, "bounded", limits)
+    run = site.start("flow.py", "--workers", str(workers), "--redis", redis_url, "--job-id", "bounded")
+
+    most, has_waited = watch_inboxes(run, limits)
+    run.finish()
+
+    assert limits.inbox_records / 2 < most <= limits.inbox_records + limits.step_outputs
+    assert has_waited
+    sequence.check(run.folder / "out")
+    site.assert_clean("flow.py", "out")
+
+
+def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
+    """Registers a job with limits of its own; `celeriac run --job-id` goes on with it."""
+    with contextlib.chdir(site.root / "work"):
+        plan = compile_plan(load_graph("flow.py"), 2, limits)
+    JobStore(Scripts(connect(redis_url))).create(job, plan)
+
+
+def watch_inboxes(run: Run, limits: Limits) -> tuple[int, bool]:
+    """The most records that any inbox held, and whether a partition ever waited for a full one, until the input ends."""
+    store, job = run.link
+    client = store._scripts.client
+    most, has_waited = 0, False
+
+    def is_read() -> bool:
+        nonlocal most, has_waited
+        facts = run.facts()
+        most = max(most, *(part.backlog for part in facts.partitions))
+        has_waited = has_waited or any(part.ring == "w" for part in facts.partitions)
+        return run.process.poll() is not None or all(part.done for part in facts.partitions)
+
+    wait_until(is_read, "all is read", 60.0)
+    del client
+    return most, has_waited
+
+
+def test_processes_of_any_hash_seed_agree_on_every_partition() -> None:
+    answers = {}
+    for seed in ("0", "1", "random"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", HASHES], env=environment, capture_output=True, text=True, check=True, timeout=30
+        )
+        groups, _, own_hash = done.stdout.strip().rpartition(" ")
+        answers[own_hash] = groups
+
+    assert len(answers) == 3
+    assert set(answers.values()) == {str([group_of(key) for key in KEYS])}
+    assert all(0 <= group_of(key) < GROUPS for key in KEYS)
+
+
+def test_workers_of_different_hash_seeds_share_a_job(site: Site) -> None:
+    """Each incarnation of a worker goes on with the state of the one before, under another seed."""
+    chance, sequence = a_chance(), Sequence(count=4_000)
+    site.write(sequence.text)
+    run = site.start("flow.py", "--workers", "2")
+
+    assert "PYTHONHASHSEED" not in run.child("w0").environ()
+    for moment, worker in zip(moments(chance, sequence.taken, 2), ("w0", "w1"), strict=True):
+        run.wait_for_taken(moment)
+        run.kill(worker)
+    run.finish()
+
+    sequence.check(run.folder / "out")
+    site.assert_clean("flow.py", "out")
