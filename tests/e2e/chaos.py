@@ -402,8 +402,6 @@ def _is_called(process: psutil.Process, name: str) -> bool:
     return False
 
 
-def moments(
-    chance: random.Random, total: int, count: int, within: tuple[float, float] = (0.02, 0.9)
-) -> list[float]:
+def moments(chance: random.Random, total: int, count: int, within: tuple[float, float] = (0.02, 0.9)) -> list[float]:
     """So many numbers of taken records at which something is to happen, growing."""
     return sorted(chance.uniform(*within) * total for _ in range(count))

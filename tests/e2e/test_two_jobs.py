@@ -14,7 +14,6 @@ from pipeline.keying import GROUPS, group_of
 from pipeline.loader import load_graph
 from pipeline.plan import compile_plan
 from pipeline.settings import Limits
-from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -54,6 +53,22 @@ def test_one_pipeline_run_twice_at_once_gives_two_whole_results(site: Site, redi
         assert client.keys("*") == []
 
 
+def test_a_job_that_is_removed_while_it_runs_leaves_no_key(site: Site, redis_url: str) -> None:
+    chance, sequence = a_chance(), Sequence()
+    site.write(sequence.text)
+    run = site.start("flow.py", "--workers", "2", "--redis", redis_url)
+    run.wait_for_taken(moments(chance, sequence.taken, 1)[0])
+    job = run.link[1]
+
+    removed = site.command("remove", job, "--force", "--redis", redis_url)
+    run.finish(code=2)
+
+    assert removed.returncode == 0, removed.stderr
+    assert f"there is no job '{job}'" in run.said()
+    assert keys_of(redis_url, job) == []
+    site.assert_clean("flow.py")
+
+
 def keys_of(redis_url: str, job: str) -> list[bytes]:
     """All keys that name the job, or that hold its name."""
     tag = f"{{{job}}}".encode()
@@ -66,13 +81,13 @@ def keys_of(redis_url: str, job: str) -> list[bytes]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_inboxes_stay_within_their_bound_before_a_slow_sink(site: Site, redis_url: str, workers: int) -> None:
     """With one worker, who waits for a full inbox owns it."""
-    sequence = Sequence(count=1_500, work=400)
+    sequence = Sequence(count=1_000, work=3_000)
     limits = Limits(inbox_records=2_000, step_outputs=500, step_records=500)
     site.write(sequence.text)
     create_job(site, redis_url, "bounded", limits)
     run = site.start("flow.py", "--workers", str(workers), "--redis", redis_url, "--job-id", "bounded")
 
-    most, has_waited = watch_inboxes(run, limits)
+    most, has_waited = watch_inboxes(run)
     run.finish()
 
     assert limits.inbox_records / 2 < most <= limits.inbox_records + limits.step_outputs
@@ -88,10 +103,8 @@ def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
     JobStore(Scripts(connect(redis_url))).create(job, plan)
 
 
-def watch_inboxes(run: Run, limits: Limits) -> tuple[int, bool]:
+def watch_inboxes(run: Run) -> tuple[int, bool]:
     """The most records that any inbox held, and whether a partition ever waited for a full one, until the input ends."""
-    store, job = run.link
-    client = store._scripts.client
     most, has_waited = 0, False
 
     def is_read() -> bool:
@@ -102,7 +115,6 @@ def watch_inboxes(run: Run, limits: Limits) -> tuple[int, bool]:
         return run.process.poll() is not None or all(part.done for part in facts.partitions)
 
     wait_until(is_read, "all is read", 60.0)
-    del client
     return most, has_waited
 
 
