@@ -29,7 +29,13 @@ class StateCache:
         self.state: dict[str, dict[Any, Any]] = {operator: {} for operator in self._operators}
         self._old: dict[str, dict[Any, Any]] = {operator: {} for operator in self._operators}
         self._sizes: dict[tuple[str, Any], int] = {}
+        self._old_sizes: dict[tuple[str, Any], int] = {}
         self._bytes = 0
+
+    @property
+    def young_bytes(self) -> int:
+        """Estimated size of the young generation; the old one was no larger than this may become."""
+        return self._bytes
 
     def prepare(self, keys: set[Any], load: Loader) -> None:
         """Makes `state` hold everything that is known of these keys."""
@@ -43,6 +49,7 @@ class StateCache:
             for key in keys - young.keys():
                 if key in old:
                     young[key] = old.pop(key)
+                    self._count(operator, key, self._old_sizes.pop((operator, key), 0))
                 else:
                     missing.add(key)
         if missing:
@@ -50,10 +57,13 @@ class StateCache:
 
     def note_size(self, operator: str, key: Any, size: int) -> None:
         """The encoded size of a value that was just written; 0 for one that was deleted."""
+        self._count(operator, key, size + _OVERHEAD_BYTES if size else 0)
+
+    def _count(self, operator: str, key: Any, full: int) -> None:
         at = (operator, key)
-        full = size + _OVERHEAD_BYTES if size else 0
-        self._bytes += full - self._sizes.get(at, 0)
-        self._sizes[at] = full
+        self._bytes += full - self._sizes.pop(at, 0)
+        if full:
+            self._sizes[at] = full
 
     def _take(self, loaded: dict[str, list[tuple[Any, bytes | None]]]) -> None:
         for operator, rows in loaded.items():
@@ -64,7 +74,7 @@ class StateCache:
                     self.note_size(operator, key, len(data))
 
     def _age(self) -> None:
-        self._old = self.state
+        self._old, self._old_sizes = self.state, self._sizes
         self.state = {operator: {} for operator in self._operators}
         self._sizes = {}
         self._bytes = 0

@@ -10,7 +10,7 @@ from pipeline.codec import decode_batch
 from pipeline.errors import DecodingError
 from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, decode_header
 from pipeline.positions import Position, entry_after
-from pipeline.records import MAX_TIME, Batch
+from pipeline.records import MAX_TIME, MIN_TIME, Batch
 from pipeline.store.commits import Entry
 
 
@@ -101,6 +101,11 @@ class Inbox:
             case Barrier() | Table():
                 return Mark(header, Position(entry_after(entry.id, 0)))
 
+    def take_again(self, limit: int) -> Item:
+        """What the last `take` gave, decoded anew: the values that were handed out may have been changed since."""
+        self._head = None
+        return self.take(limit)
+
     def _decoded(self, entry: Entry) -> tuple[Header, Batch | None, DecodingError | None]:
         if self._head is not None and self._head[0] == entry.id:
             return self._head[1], self._head[2], None
@@ -111,13 +116,15 @@ class Inbox:
             batch = decode_batch(entry.payload)
             if len(batch) != header.count:
                 raise DecodingError(f"a payload holds {len(batch)} records, its header says {header.count}")
+            if any(not 0 <= index < len(batch) for index in batch.faults):
+                raise DecodingError("a payload names a fault of a record that it does not hold")
         except DecodingError as error:
             return header, None, error
         self._head = (entry.id, header, batch)
         return header, batch, None
 
     def _promise_of(self, entry: Entry, header: Data) -> Promise:
-        time = header.watermark if header.watermark is not None else 0
+        time = header.watermark if header.watermark is not None else MIN_TIME
         return Promise(header.sender, time, Position(entry_after(entry.id, header.count)), len(entry.payload))
 
     def _records(self, entry: Entry, header: Data, batch: Batch, record: int, limit: int) -> Records:
@@ -131,7 +138,7 @@ class Inbox:
                 break
             entry = self._entries[number]
             header_, batch_, why = self._decoded(entry)
-            if not isinstance(header_, Data) or batch_ is None or why is not None:
+            if not isinstance(header_, Data) or batch_ is None or why is not None or not _are_alike(batch, batch_):
                 break
             stop = min(header_.count, room)
             taken.append(_without_skipped(batch_, header_.skip, 0, stop))
@@ -151,17 +158,31 @@ def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
 def _without_skipped(batch: Batch, skip: tuple[int, ...], start: int, stop: int) -> Batch:
     if not skip:
         return batch if start == 0 and stop == len(batch) else batch.slice(start, stop)
-    return _joined([batch.slice(i, i + 1) for i in range(start, stop) if i not in skip])
+    kept = [batch.slice(i, i + 1) for i in range(start, stop) if i not in skip]
+    return _joined(kept or [batch.slice(0, 0)])
+
+
+def _are_alike(one: Batch, other: Batch) -> bool:
+    """Whether both have the same columns, so that joining them loses none."""
+    return (one.keys is None, one.times is None, one.ids is None) == (
+        other.keys is None,
+        other.times is None,
+        other.ids is None,
+    )
 
 
 def _joined(batches: list[Batch]) -> Batch:
+    """One batch of batches that are alike."""
     if len(batches) == 1:
         return batches[0]
-    joined = Batch([], [], [], [])
-    for batch in batches:
+    joined = batches[0].slice(0, len(batches[0]))
+    for batch in batches[1:]:
         joined.faults.update({len(joined.values) + i: why for i, why in batch.faults.items()})
         joined.values.extend(batch.values)
-        for name in ("keys", "times", "ids"):
-            column, more = getattr(joined, name), getattr(batch, name)
-            setattr(joined, name, None if column is None or more is None else column + more)
+        if joined.keys is not None and batch.keys is not None:
+            joined.keys.extend(batch.keys)
+        if joined.times is not None and batch.times is not None:
+            joined.times.extend(batch.times)
+        if joined.ids is not None and batch.ids is not None:
+            joined.ids.extend(batch.ids)
     return joined

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from pipeline.errors import StoreError
 from pipeline.kernel.stage import StageKernel
 from pipeline.messages import Barrier
 from pipeline.plan import Plan, StagePlan
 from pipeline.positions import Position
-from pipeline.records import MAX_TIME, MIN_TIME, Timer
+from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
 from pipeline.store.commits import (
     Commit,
     Committer,
@@ -29,9 +30,10 @@ from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_pa
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
 from stages.inbox import Inbox, Mark, Poisoned, Promise, Records
+from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
-from stages.step import Letters, Outcome, Stepper
+from stages.step import Outcome, Stepper
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +188,7 @@ class PartitionOwner:
         item = self._inbox.take(limit)
         match item:
             case Records():
-                commit = self._records(item)
+                commit = self._records(item, limit)
             case Poisoned():
                 logger.warning("an entry cannot be read: %s entry=%s: %s", self._named(), self.position, item.why)
                 outcome = self._stepper.give_up_payload(item.payload, item.count, str(item.why))
@@ -207,27 +209,40 @@ class PartitionOwner:
             return "yield"
         return "more" if commit.end.entry == self._inbox.read_from else "keep"
 
-    def _records(self, item: Records) -> Commit:
+    def _records(self, item: Records, limit: int) -> Commit:
         started = self._clock()
-        if self._singles:
-            outcome = self._run_single(item)
-        else:
-            outcome = self._stepper.run(item.batch)
+        outcome = self._guarded(
+            lambda: self._stepper.run(item.batch, lambda: self._batch_again(limit)),
+            lambda error: self._stepper.give_up(item.batch, error),
+        )
         self._pace.note(len(item.batch), outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
-    def _run_single(self, item: Records) -> Outcome:
-        limits = self._context.plan.limits
+    def _batch_again(self, limit: int) -> Batch:
+        item = self._inbox.take_again(limit)
+        assert isinstance(item, Records)
+        return item.batch
+
+    def _guarded(self, run: Callable[[], Outcome], give_up: Callable[[str], Outcome]) -> Outcome:
+        """Runs user code; after unclean ends here for one record or timer at a time, and says so before.
+
+        One that has killed its workers too often is given up instead.
+        """
+        if not self._singles:
+            return run()
         self._singles -= 1
         deaths, self._deaths = self._deaths, 0
-        if deaths >= limits.deaths:
+        if deaths >= self._context.plan.limits.deaths:
             logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
-            return self._stepper.give_up(item.batch, f"killed its worker {deaths} times")
-        ownership = self._context.ownership
-        ownership.declare_trial(self.row, self.position)
-        outcome = self._stepper.run(item.batch)
-        ownership.declare_trial(self.row, _NO_TRIAL)
+            return give_up(f"killed its worker {deaths} times")
+        self._declare_trial(self.position)
+        outcome = run()
+        self._declare_trial(_NO_TRIAL)
         return outcome
+
+    def _declare_trial(self, position: Position) -> None:
+        if not self._context.ownership.declare_trial(self.row, position):
+            raise StoreError(f"{self._named()} has another owner")
 
     def _promise(self, item: Promise) -> Commit:
         """Handles a watermark or an end: fires what is due, and passes it on when nothing is left to fire."""
@@ -236,7 +251,7 @@ class PartitionOwner:
         if low > self._watermark:
             timers = self._due(low)
             if timers:
-                outcome = self._stepper.fire(timers)
+                outcome = self._fire(timers)
                 return self._commit(Position(self.position.entry, self.position.record + 1), "keep", outcome)
         commit = self._commit(item.end, "keep", None, item.released_bytes)
         self._watermarks = promised
@@ -249,6 +264,10 @@ class PartitionOwner:
             news = Output("E") if low == MAX_TIME else Output("W", 0, low)
             commit.outputs = {target: [news] for target in self._context.encoder.everywhere()}
         return commit
+
+    def _fire(self, timers: list[Timer]) -> Outcome:
+        due = timers[:1] if self._singles else timers
+        return self._guarded(lambda: self._stepper.fire(due), lambda error: self._stepper.give_up_timer(due[0], error))
 
     def _due(self, watermark: int) -> list[Timer]:
         stage = self._context.stage

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.kernel.contract import Step
 from pipeline.plan import Plan
 from pipeline.sinks.rows import encode_rows
-from pipeline.sinks.staging import StagingFile
+from pipeline.sinks.staging import StagedFacts, StagingFile
 from pipeline.store import keys
 from pipeline.store.commits import Write
 
@@ -24,10 +24,15 @@ class StagedSinks:
         self._place = (stage, partition, term)
         self._attempt = 0
         self._files: dict[str, StagingFile] = {}
+        self._committed: dict[str, StagedFacts] = {}
 
     def write(self, step: Step) -> list[Write]:
-        """Stores the step's rows durably; what to commit of it. Raises SinkError, EncodingError."""
+        """Stores the step's rows durably; what to commit of it. Raises SinkError, EncodingError.
+
+        The steps before it have been committed.
+        """
         values: list[Any] = []
+        facts = dict(self._committed)
         for sink, plan in self._plans.items():
             batch = step.outputs.get(sink)
             if batch is None or not batch.values:
@@ -36,7 +41,9 @@ class StagedSinks:
             if file is None:
                 file = self._files[sink] = StagingFile.create(plan, self._job, *self._place, self._attempt)
             file.write(batch)
-            values += [f"{sink} {'.'.join(map(str, self._place))}.{self._attempt}", file.sync().encode()]
+            facts[sink] = file.sync()
+            values += [f"{sink} {'.'.join(map(str, self._place))}.{self._attempt}", facts[sink].encode()]
+        self._committed = facts
         return [Write("HSET", keys.files(self._job), values)] if values else []
 
     def check(self, step: Step) -> None:
@@ -45,9 +52,15 @@ class StagedSinks:
             if sink in step.outputs:
                 encode_rows(plan, step.outputs[sink])
 
+    def take_back(self) -> None:
+        """Takes out of the files what a `write` that failed has left there. Raises SinkError."""
+        for sink, file in self._files.items():
+            file.rewind(self._committed.get(sink))
+
     def start_over(self) -> None:
         """Closes the files; the next row goes to new ones."""
         for file in self._files.values():
             file.close()
         self._files = {}
+        self._committed = {}
         self._attempt += 1

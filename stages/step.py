@@ -6,10 +6,10 @@ Sends nothing: what it returns goes into a commit.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from pipeline.codec import decode_value, encode_batch, encode_value
 from pipeline.errors import EncodingError
@@ -18,15 +18,13 @@ from pipeline.kernel.contract import Step
 from pipeline.kernel.faults import OperatorError
 from pipeline.kernel.stage import StageKernel
 from pipeline.records import Batch, Timer
-from pipeline.store import keys
 from pipeline.store.commits import Counts, Output, Target, Write
 from stages.cache import Loader, StateCache
 from stages.encoding import StepEncoder
+from stages.letters import Letters
 from stages.staging import StagedSinks
 
 logger = logging.getLogger(__name__)
-
-_TRACEBACK_CHARACTERS: Final = 8000
 
 
 @dataclass(slots=True)
@@ -39,7 +37,7 @@ class Outcome:
 
 
 class Stepper:
-    """Runs the steps of one owned partition."""
+    """Runs the steps of one owned partition. Each begins when the one before it has been committed."""
 
     def __init__(
         self,
@@ -57,34 +55,33 @@ class Stepper:
         self._load = load
         self._letters = letters
 
-    def run(self, batch: Batch) -> Outcome:
-        """All records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError."""
+    def run(self, batch: Batch, again: Callable[[], Batch]) -> Outcome:
+        """All records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError.
+
+        `again` decodes the batch anew, since a function that failed may have changed its values.
+        """
         outcome = Outcome(Counts(taken=len(batch)))
-        if batch.faults:
-            batch = self._take_faults(batch, outcome)
-        if not batch.values:
+        self._give_up_faults(batch, outcome)
+        good = _without_faults(batch)
+        if not good.values:
             return outcome
         try:
-            self._cache.prepare(_keys(batch), self._load)
-            step = self._kernel.process(batch, self._cache.state)
-            self._encode(step, outcome)
+            self._cache.prepare(self._keys(good), self._load)
+            self._encode(self._kernel.process(good, self._cache.state), outcome)
         except (OperatorError, EncodingError) as error:
-            logger.info("a batch of %d records failed, each is now tried alone: %s", len(batch), error)
-            pieces = [batch.slice(i, i + 1) for i in range(len(batch))]
-            self._alone(pieces, _keys(batch), self._process_one, Step({}, {}, [], [], 0), outcome)
+            logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
+            self._run_each(_without_faults(again()), outcome)
         return outcome
 
     def fire(self, timers: Sequence[Timer]) -> Outcome:
         """Fires due timers. One whose operator fails is given up as a dead letter. Raises SinkError, StoreError."""
         outcome = Outcome()
-        wanted = {timer.key for timer in timers}
         try:
-            self._cache.prepare(wanted, self._load)
+            self._cache.prepare({timer.key for timer in timers}, self._load)
             self._encode(self._kernel.fire(timers, self._cache.state), outcome)
         except (OperatorError, EncodingError) as error:
             logger.info("%d timers failed, each is now fired alone: %s", len(timers), error)
-            pieces = [Batch([timer.due], [timer.key], None, [timer.operator]) for timer in timers]
-            self._alone(pieces, wanted, self._fire_one, Step({}, {}, [], list(timers), 0), outcome)
+            self._fire_each(timers, outcome)
         return outcome
 
     def give_up(self, batch: Batch, error: str) -> Outcome:
@@ -94,23 +91,26 @@ class Stepper:
             outcome.writes.append(self._letters.write("", error, "", encode_batch(batch.slice(index, index + 1))))
         return outcome
 
+    def give_up_timer(self, timer: Timer, error: str) -> Outcome:
+        """The timer becomes a dead letter without being fired."""
+        letter = self._letters.write(timer.operator, error, "", encode_batch(_timer_record(timer)))
+        cleared = self._encoder.timers(Step({}, {}, [], [timer], 0))
+        return Outcome(Counts(dead=1), [letter, *cleared])
+
     def give_up_payload(self, payload: bytes, count: int, error: str) -> Outcome:
         """An entry that cannot be read becomes one dead letter."""
         write = self._letters.write("", error, "", payload)
         return Outcome(Counts(taken=count, dead=count), [write])
 
-    def _take_faults(self, batch: Batch, outcome: Outcome) -> Batch:
-        good = [i for i in range(len(batch)) if i not in batch.faults]
+    def _give_up_faults(self, batch: Batch, outcome: Outcome) -> None:
         for index, why in sorted(batch.faults.items()):
             payload = encode_batch(Batch([batch.values[index]]))
             outcome.writes.append(self._letters.write("", why, "", payload))
         outcome.counts.dead += len(batch.faults)
-        return Batch(
-            [batch.values[i] for i in good],
-            None if batch.keys is None else [batch.keys[i] for i in good],
-            None if batch.times is None else [batch.times[i] for i in good],
-            None if batch.ids is None else [batch.ids[i] for i in good],
-        )
+
+    def _keys(self, batch: Batch) -> set[Any]:
+        """The keys whose state is wanted. A source may give its records what cannot be a key."""
+        return set(batch.keys) if self._kernel.keyed_operators and batch.keys is not None else set()
 
     def _encode(self, step: Step, outcome: Outcome) -> None:
         outputs = self._encoder.outputs(step)
@@ -121,48 +121,58 @@ class Stepper:
         outcome.counts.emitted += sum(len(batch) for batch in step.outputs.values())
         outcome.counts.filtered += step.filtered
 
-    def _alone(
-        self, pieces: list[Batch], wanted: set[Any], run: Callable[[Batch], Step], whole: Step, outcome: Outcome
-    ) -> None:
-        """Each piece by itself on the state that was stored; what fails leaves no trace but a dead letter.
+    def _run_each(self, batch: Batch, outcome: Outcome) -> None:
+        """Each record by itself on the state that was stored; what fails leaves no trace but a dead letter."""
+        self._start_again(self._keys(batch))
+        gathered = _Gathered()
+        for index in range(len(batch)):
+            piece = batch.slice(index, index + 1)
+            self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered, outcome)
+        self._encode(gathered.step(), outcome)
 
-        What the others give is gathered in `whole`.
-        """
-        self._cache.clear()
-        self._sinks.start_over()
-        self._cache.prepare(wanted, self._load)
-        for piece in pieces:
-            before = self._snapshot(piece)
-            try:
-                step = run(piece)
-                self._check(step)
-            except (OperatorError, EncodingError) as error:
-                self._restore(before)
-                outcome.counts.dead += 1
-                outcome.writes.append(self._letters.of(error, piece))
+    def _fire_each(self, timers: Sequence[Timer], outcome: Outcome) -> None:
+        """Each timer by itself, in their order, up to one that a timer set meanwhile must precede."""
+        self._start_again({timer.key for timer in timers})
+        rank = {operator: place for place, operator in enumerate(self._kernel.keyed_operators)}
+        gathered = _Gathered()
+        for timer in timers:
+            if gathered.timers.get(timer) is False:
                 continue
-            _merge(whole, step)
-        self._encode(whole, outcome)
+            if gathered.has_set_before(timer, rank):
+                break
+            gathered.timers[timer] = False
+            run = partial(self._kernel.fire, [timer], self._cache.state)
+            self._try(_timer_record(timer), run, gathered, outcome)
+        self._encode(gathered.step(), outcome)
 
-    def _process_one(self, piece: Batch) -> Step:
-        return self._kernel.process(piece, self._cache.state)
+    def _start_again(self, wanted: set[Any]) -> None:
+        self._cache.clear()
+        self._sinks.take_back()
+        self._cache.prepare(wanted, self._load)
 
-    def _fire_one(self, piece: Batch) -> Step:
-        assert piece.keys is not None
-        assert piece.ids is not None
-        return self._kernel.fire([Timer(piece.ids[0], piece.keys[0], piece.values[0])], self._cache.state)
+    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered, outcome: Outcome) -> None:
+        before, payload = self._snapshot(record), encode_batch(record)
+        try:
+            step = run()
+            self._check(step)
+        except (OperatorError, EncodingError) as error:
+            self._restore(before)
+            outcome.counts.dead += 1
+            outcome.writes.append(self._letters.of(error, payload))
+        else:
+            gathered.add(step)
 
     def _check(self, step: Step) -> None:
         self._encoder.outputs(step)
         self._encoder.state(step, self._cache)
         self._sinks.check(step)
 
-    def _snapshot(self, piece: Batch) -> list[tuple[str, Any, bytes | None]]:
+    def _snapshot(self, record: Batch) -> list[tuple[str, Any, bytes | None]]:
         held = self._cache.state
         return [
             (operator, key, encode_value(held[operator][key]) if key in held[operator] else None)
             for operator in self._kernel.keyed_operators
-            for key in piece.keys or ()
+            for key in record.keys or ()
         ]
 
     def _restore(self, before: list[tuple[str, Any, bytes | None]]) -> None:
@@ -173,40 +183,50 @@ class Stepper:
                 self._cache.state[operator][key] = decode_value(data)
 
 
-class Letters:
-    """Writes dead letters of one partition."""
+@dataclass(slots=True)
+class _Gathered:
+    """What records that are run one by one give together. `timers` says for each timer whether it is set at last."""
 
-    def __init__(self, job: str, stage: int, partition: int) -> None:
-        self._key = keys.dead(job)
-        self._place = ["stage", stage, "partition", partition]
+    outputs: dict[str, list[Batch]] = field(default_factory=dict)
+    changed: dict[str, set[Any]] = field(default_factory=dict)
+    timers: dict[Timer, bool] = field(default_factory=dict)
+    filtered: int = 0
 
-    def write(self, operator: str, error: str, trace: str, payload: bytes) -> Write:
-        values = [*self._place, "operator", operator, "error", error, "traceback", trace, "payload", payload]
-        return Write("XADD", self._key, values)
+    def add(self, step: Step) -> None:
+        for edge, batch in step.outputs.items():
+            self.outputs.setdefault(edge, []).append(batch)
+        for operator, changed in step.changed.items():
+            self.changed.setdefault(operator, set()).update(changed)
+        self.timers.update(dict.fromkeys(step.timers_cleared, False))
+        self.timers.update(dict.fromkeys(step.timers_set, True))
+        self.filtered += step.filtered
 
-    def of(self, error: OperatorError | EncodingError, piece: Batch) -> Write:
-        """The dead letter of a record that failed."""
-        if isinstance(error, EncodingError):
-            return self.write("", str(error), "", encode_batch(piece))
-        cause = error.cause
-        trace = "".join(traceback.format_exception(cause))[-_TRACEBACK_CHARACTERS:]
-        shown = f"{type(cause).__name__}: {cause}"
-        logger.warning("a record is a dead letter: operator=%s error=%s", error.operator, shown[:200])
-        return self.write(error.operator, shown, trace, encode_batch(piece))
+    def has_set_before(self, timer: Timer, rank: dict[str, int]) -> bool:
+        at = (timer.due, rank.get(timer.operator, 0))
+        return any(is_set and (other.due, rank[other.operator]) < at for other, is_set in self.timers.items())
+
+    def step(self) -> Step:
+        return Step(
+            {edge: concatenate(batches) for edge, batches in self.outputs.items()},
+            self.changed,
+            [timer for timer, is_set in self.timers.items() if is_set],
+            [timer for timer, is_set in self.timers.items() if not is_set],
+            self.filtered,
+        )
 
 
-def _keys(batch: Batch) -> set[Any]:
-    return set(batch.keys) if batch.keys is not None else set()
+def _without_faults(batch: Batch) -> Batch:
+    if not batch.faults:
+        return batch
+    good = [i for i in range(len(batch)) if i not in batch.faults]
+    return Batch(
+        [batch.values[i] for i in good],
+        None if batch.keys is None else [batch.keys[i] for i in good],
+        None if batch.times is None else [batch.times[i] for i in good],
+        None if batch.ids is None else [batch.ids[i] for i in good],
+    )
 
 
-def _merge(whole: Step, step: Step) -> None:
-    for edge, batch in step.outputs.items():
-        held = whole.outputs.get(edge)
-        whole.outputs[edge] = concatenate([held, batch]) if held is not None else batch
-    for operator, changed in step.changed.items():
-        whole.changed.setdefault(operator, set()).update(changed)
-    cleared, fresh = set(step.timers_cleared), set(step.timers_set)
-    whole.timers_set = [timer for timer in whole.timers_set if timer not in cleared | fresh] + step.timers_set
-    again = [timer for timer in whole.timers_cleared if timer not in cleared | fresh]
-    whole.timers_cleared = again + step.timers_cleared
-    whole.filtered += step.filtered
+def _timer_record(timer: Timer) -> Batch:
+    """A timer as a record, for its dead letter: the due time, of a key; the id is the operator's name."""
+    return Batch([timer.due], [timer.key], None, [timer.operator])

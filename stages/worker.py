@@ -63,22 +63,29 @@ class Worker:
         ]
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
+        # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
+        self._unserved: set[Place] = set()
 
     @property
     def places(self) -> list[Place]:
         return sorted(self._owned)
 
     def look(self) -> list[Place]:
-        """Brings what is owned in line with the table; the places that are new. Raises StoreError."""
+        """Brings what is owned in line with the table; the places that need a slice without a ticket.
+
+        These are new, or their last slice was cut off. Raises StoreError.
+        """
         rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
         for place, owner in list(self._owned.items()):
             if rows.get(place) != owner.row:
                 self._drop(place)
-        fresh = [place for place in rows if place not in self._owned and self._acquire(rows[place])]
+        for place, row in rows.items():
+            if place not in self._owned:
+                self._acquire(row)
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
-        return fresh
+        return sorted(self._unserved)
 
     def slice(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice of a partition; None when it is not ours. Never raises what a ticket cannot handle.
@@ -94,15 +101,12 @@ class Worker:
                 return None
             return self._run(place, owner)
         except StoreError as error:
-            logger.warning("a slice was cut off: %s: %s", self._named(place), error)
-            self._stale.add(place)
-            self.hand.at.pop(place, None)
-            return SliceEnd.STALE
+            return self._cut_off(place, error)
         except CeleriacError as error:
-            self._fail(place, error)
-            return SliceEnd.STOPPED
+            return self._fail(place, error)
 
     def _run(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+        self._unserved.discard(place)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
@@ -129,7 +133,8 @@ class Worker:
             case SliceEnd.STOPPED:
                 self._drop(place)
             case SliceEnd.FOREIGN_KEY:
-                self._fail(place, StoreError("a key of this job holds something else: another program writes to it"))
+                fault = StoreError("a key of this job holds something else: another program writes to it")
+                return self._fail(place, fault)
             case SliceEnd.IDLE | SliceEnd.YIELDED:
                 pass
         return end
@@ -147,30 +152,42 @@ class Worker:
         self._stale.discard(place)
         return owner
 
-    def _acquire(self, row: Assigned) -> bool:
+    def _acquire(self, row: Assigned) -> None:
         acquired = self.ownership.acquire(row)
         if acquired is None:
-            return False
+            return
         place = (row.stage, row.partition)
         self._owned[place] = PartitionOwner(self._contexts[row.stage], row, acquired, self._clock)
+        self._unserved.add(place)
         logger.info("owns %s token=%s position=%s", self._named(place), row.token, acquired.position)
-        return True
 
     def _drop(self, place: Place) -> None:
         owner = self._owned.pop(place, None)
         self._stale.discard(place)
+        self._unserved.discard(place)
         self.hand.at.pop(place, None)
         if owner is not None:
             owner.close()
 
-    def _fail(self, place: Place, error: CeleriacError) -> None:
+    def _cut_off(self, place: Place, error: StoreError) -> SliceEnd:
+        logger.warning("a slice was cut off: %s: %s", self._named(place), error)
+        self.hand.at.pop(place, None)
+        if place in self._owned:
+            self._stale.add(place)
+            self._unserved.add(place)
+        return SliceEnd.STALE
+
+    def _fail(self, place: Place, error: CeleriacError) -> SliceEnd:
         logger.error("the job fails: %s: %s", self._named(place), error, exc_info=error)
         hint = f" ({error.hint})" if error.hint else ""
         try:
             self._jobs.transition(self.ownership.job, JobState.FAILED, f"stage {place[0]}: {error}{hint}")
         except (JobStateError, UnknownJob) as late:
             logger.info("the job has ended already: %s", late)
+        except StoreError as late:
+            return self._cut_off(place, late)
         self._drop(place)
+        return SliceEnd.STOPPED
 
     def _named(self, place: Place) -> str:
         return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"

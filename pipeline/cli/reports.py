@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.facts import JobFacts, JobRecord
@@ -14,6 +17,11 @@ from pipeline.sinks.publisher import Published
 from pipeline.store.jobs import DeadLetter
 
 SHOWN_LETTERS = 3
+
+_ERROR_CHARACTERS: Final = 300
+_FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+_OURS: Final = Path(__file__).parents[1]
+_LIBRARIES: Final = frozenset({"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +46,21 @@ def result_lines(result: Result) -> list[str]:
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
             lines.append(f"  {label}: {total:,}")
-    lines += dead_letter_lines(facts.dead_letters, result.letters)
+    lines += dead_letter_lines(facts, result.letters)
     started = duration(result.start_seconds)
     lines.append(f"  time: {duration(result.total_seconds)}, of which {started} to start")
     return lines
 
 
-def dead_letter_lines(count: int, letters: Sequence[DeadLetter]) -> list[str]:
+def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
     """How many, and what was wrong with the first ones; nothing when there are none."""
-    if not count:
+    if not facts.dead_letters:
         return []
-    lines = [f"  dead letters: {_count(count, 'record')} given up"]
-    lines += [f"    {letter.operator}: {_first_line(letter.error)}" for letter in letters[:SHOWN_LETTERS]]
-    if count > len(letters[:SHOWN_LETTERS]):
-        lines.append(f"    and {count - len(letters[:SHOWN_LETTERS]):,} more")
+    # Equal lines are shown once: a function that fails for every record has one thing to tell.
+    shown = list(dict.fromkeys(_letter_line(facts, letter) for letter in letters[:SHOWN_LETTERS]))
+    lines = [f"  dead letters: {_count(facts.dead_letters, 'record')} given up", *shown]
+    if facts.dead_letters > len(shown):
+        lines.append(f"    and {facts.dead_letters - len(shown):,} more")
     return lines
 
 
@@ -69,7 +78,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         "stages",
     ]
     lines += [f"  {plain_line(row)}" for row in stage_rows(None, facts)]
-    return lines + dead_letter_lines(facts.dead_letters, letters)
+    return lines + dead_letter_lines(facts, letters)
 
 
 def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any]:
@@ -95,7 +104,13 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
         ],
         "dead_letters": facts.dead_letters,
         "first_dead_letters": [
-            {"id": letter.id, "operator": letter.operator, "error": letter.error} for letter in letters[:SHOWN_LETTERS]
+            {
+                "id": letter.id,
+                "operator": _operator(facts, letter),
+                "error": letter.error,
+                "traceback": letter.traceback,
+            }
+            for letter in letters[:SHOWN_LETTERS]
         ],
     }
 
@@ -137,5 +152,24 @@ def _instant(milliseconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000))
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:200]
+def _letter_line(facts: JobFacts, letter: DeadLetter) -> str:
+    error = _printable(letter.error.strip().partition("\n")[0])
+    place = _place(letter.traceback)
+    return f"    {_operator(facts, letter)}: {error[:_ERROR_CHARACTERS]}" + (f" ({place})" if place else "")
+
+
+def _operator(facts: JobFacts, letter: DeadLetter) -> str:
+    """The operator that gave the record up, or the first one of its stage where none is to blame."""
+    return letter.operator or facts.record.plan.stage(letter.stage).name
+
+
+def _place(trace: str) -> str:
+    """`file.py:12` of the innermost frame that is neither ours nor a library's, or nothing."""
+    frames = [(Path(name), line) for name, line in _FRAME.findall(trace)]
+    users = [(path, line) for path, line in frames if _OURS not in path.parents and not _LIBRARIES & set(path.parts)]
+    return f"{users[-1][0].name}:{users[-1][1]}" if users else ""
+
+
+def _printable(text: str) -> str:
+    """With escapes for what could change the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

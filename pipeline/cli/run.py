@@ -69,7 +69,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         scripts = Scripts(connect(server.url))
         with interrupts.immediate():
             _check_server(scripts, server, screen)
-            _check_inputs(graph, JobStore(scripts), job)
+            _check_inputs(graph, JobStore(scripts), job, screen)
         # A registered job must not be left to nobody, so no interrupt here until it is in the hands of a Run.
         record = open_job(JobStore(scripts), job, plan, interrupts.check)
         workspace.is_kept = not is_portable
@@ -84,13 +84,15 @@ def _check_server(scripts: Scripts, server: Server, screen: Screen) -> None:
             screen.warn(f"warning: {without_password(server.url)}: {warning}")
 
 
-def _check_inputs(graph: Graph, store: JobStore, job: str) -> None:
+def _check_inputs(graph: Graph, store: JobStore, job: str, screen: Screen) -> None:
     """A new job must find its input; one that goes on may have read it all."""
     if job in store.list_ids():
         return
     for node in graph.nodes:
         if isinstance(node, Source) and node.spec.items is None:
-            open_files(node.spec)
+            found = open_files(node.spec)
+            if found.doubt():
+                screen.warn(f"warning: {node.spec.path}: {found.doubt()}")
 
 
 @dataclass(slots=True)

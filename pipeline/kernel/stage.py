@@ -10,7 +10,7 @@ from pipeline.errors import PipelineError
 from pipeline.graph import Filter, Graph, Keyed, Sink, Source
 from pipeline.kernel import chain
 from pipeline.kernel.contract import Step, TimerChanges
-from pipeline.kernel.faults import OperatorError
+from pipeline.kernel.faults import OperatorError, is_of_user_code
 from pipeline.plan import StagePlan
 from pipeline.records import MAX_TIME, Batch, Timer
 
@@ -127,7 +127,9 @@ class StageKernel:
         try:
             emitted = self._keyed[operator].operator.on_timer(keys, dues, state[operator], changes)
             out = chain.inherit(operator, fired, emitted)
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_user_code(error):
+                raise
             raise OperatorError(operator, error) from error
         self._note(operator, keys, changes, work)
         self._flow(operator, out, state, work)
@@ -160,7 +162,9 @@ class StageKernel:
             if isinstance(node, Keyed):
                 return self._apply_keyed(node, batch, state, work)
             out = chain.apply(node, batch)
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_user_code(error):
+                raise
             raise OperatorError(node.name, error) from error
         if isinstance(node, Filter):
             work.filtered += len(batch) - len(out)

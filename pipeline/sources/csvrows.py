@@ -20,6 +20,8 @@ INFERENCE_ROWS: Final = 1_000
 
 DEFAULT_NULLS: Final = ("", "NA")
 
+_DELIMITERS: Final = (",", ";", "\t", "|")
+
 _SAFE_DIGITS: Final = 18
 """A number of this many characters always fits 64 bits."""
 
@@ -48,6 +50,12 @@ class CsvFormat:
 
     def describe(self) -> str:
         return ", ".join(f"{column}: {kind}" for column, kind in zip(self.columns, self.types, strict=True))
+
+    def doubt(self) -> str:
+        """A sentence when the delimiter looks wrong, or nothing."""
+        only = self.header[0] if len(self.header) == 1 else ""
+        other = next((mark for mark in _DELIMITERS if mark in only), "")
+        return f"the only column is {only!r}; is its delimiter {other!r}?" if other else ""
 
     def decode(self, lines: Sequence[bytes], places: Places) -> Batch:
         if not lines:
@@ -86,7 +94,8 @@ class CsvFormat:
         """Raises ValueError or csv.Error, which say what is wrong with the row."""
         fields = parse([text], self.delimiter)[0]
         if len(fields) != len(self.header):
-            raise ValueError(f"{len(fields)} fields, but the header names {len(self.header)}")
+            count = f"{len(fields)} field{'' if len(fields) == 1 else 's'}"
+            raise ValueError(f"{count}, but the header names {len(self.header)}")
         row = {}
         for column, kind in zip(self.columns, self.types, strict=True):
             field = fields[self.header.index(column)]
@@ -157,10 +166,15 @@ def _head(file: Path, count: int) -> list[bytes]:
 
 
 def _header(file: Path, line: bytes, delimiter: str) -> tuple[str, ...]:
+    hint = "the first line must name the columns, as UTF-8 text; is this a CSV file?"
     try:
-        names = tuple(name.strip() for name in parse([as_text(line)], delimiter)[0])
+        names = tuple(name.strip() for name in parse([line.decode()], delimiter)[0])
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: the header is not UTF-8 text", hint=hint) from error
     except csv.Error as error:
-        raise InputError(f"{file}: the header cannot be read: {error}") from error
+        raise InputError(f"{file}: the header cannot be read: {error}", hint=hint) from error
+    if any(not char.isprintable() for name in names for char in name):
+        raise InputError(f"{file}: the header holds bytes that are no text", hint=hint)
     if "" in names:
         raise InputError(
             f"{file}: column {names.index('') + 1} has no name", hint="the first line must name every column"

@@ -73,6 +73,9 @@ class Chunk(Protocol):
 
     def decode(self) -> Batch: ...
 
+    def place(self, index: int) -> str:
+        """Where the record stands, for a message, or nothing where its number says it."""
+
     def raw(self, index: int) -> str:
         """The record as it stands in the source, for a dead letter."""
 
@@ -119,7 +122,8 @@ class SplitWriter:
                 text = chunk.raw(error.index)[:FAULT_CHARACTERS]
                 if error.index in batch.faults and batch.values[error.index] == text:
                     raise
-                batch.faults.setdefault(error.index, str(error))
+                place = chunk.place(error.index) or f"{self._split}: record {first + error.index}"
+                batch.faults.setdefault(error.index, f"{place}: {error}")
                 batch.values[error.index] = text
 
 

@@ -72,6 +72,9 @@ class LineChunk:
     def decode(self) -> Batch:
         return self.form.decode(self.lines, self.places)
 
+    def place(self, index: int) -> str:
+        return self.places[index]
+
     def raw(self, index: int) -> str:
         return as_text(self.lines[index])
 

@@ -9,6 +9,7 @@ from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.sources.csvrows import CsvFormat, csv_format
 from pipeline.sources.formats import JsonLinesFormat, TextFormat
+from pipeline.sources.lines import check_encoding
 from pipeline.sources.splits import SPLIT_BYTES, Split, find_files, plan_splits
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ class FileInput:
         """Bytes of all files, as stored."""
         return sum(split.length for split in self.splits)
 
+    def doubt(self) -> str:
+        """What looks wrong with the files though they can be read, as a sentence, or nothing."""
+        return self.form.doubt() if isinstance(self.form, CsvFormat) else ""
+
     def describe(self) -> str:
         """The columns and their types, inferred or given, in one line; nothing for text and JSON."""
         return self.form.describe()
@@ -43,6 +48,9 @@ def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
     """
     files = find_files(spec.path)
     form: Format
+    if spec.format != "parquet":
+        for file in files:
+            check_encoding(file)
     match spec.format:
         case "text":
             form = TextFormat()

@@ -6,14 +6,16 @@ import bz2
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final, cast
 
 from pipeline.errors import InputError
-from pipeline.sources.splits import Split, check_unchanged
+from pipeline.sources.splits import Split, check_unchanged, is_compressed
 
 _READ_BYTES: Final = 1 << 20
 _MARK: Final = b"\xef\xbb\xbf"
+_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def split_lines(split: Split) -> Iterator[list[bytes]]:
@@ -26,18 +28,24 @@ def split_lines(split: Split) -> Iterator[list[bytes]]:
     Raises InputError for a file that cannot be read or unpacked, or that has changed.
     """
     check_unchanged(split)
-    try:
-        with _open(split) as file:
-            if split.is_compressed:
-                yield from _lines(file, 0, None)
-            else:
-                file.seek(split.start)
-                yield from _lines(file, split.start, split.end)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{split.path} cannot be unpacked: {error}", hint="the file is damaged or cut off") from error
-    except OSError as error:
-        raise InputError(f"{split.path} cannot be read: {error}") from error
+    with _readable(Path(split.path)), open_unpacked(Path(split.path)) as file:
+        if split.is_compressed:
+            yield from _lines(file, 0, None)
+        else:
+            file.seek(split.start)
+            yield from _lines(file, split.start, split.end)
     check_unchanged(split)
+
+
+def check_encoding(path: Path) -> None:
+    """Raises InputError for a file that cannot be read or unpacked, or whose first bytes say that it is UTF-16."""
+    with _readable(path), open_unpacked(path) as file:
+        start = file.read(2)
+    if start in _UTF_16:
+        raise InputError(
+            f"{path} is text in UTF-16, and only UTF-8 is read",
+            hint=f"convert it, for example with: iconv -f UTF-16 -t UTF-8 {path.name} > utf8-{path.name}",
+        )
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
@@ -51,8 +59,16 @@ def open_unpacked(path: Path) -> IO[bytes]:
             return path.open("rb")
 
 
-def _open(split: Split) -> IO[bytes]:
-    return open_unpacked(Path(split.path))
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns what goes wrong with the file in the body into InputError."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path} cannot be unpacked: {error}", hint="the file is damaged or cut off") from error
+    except OSError as error:
+        hint = "the file is damaged or cut off" if is_compressed(path) else "check the file and the disk it is on"
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
 def _lines(file: IO[bytes], start: int, end: int | None) -> Iterator[list[bytes]]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.codec import shown
 from pipeline.records import Batch
 from pipeline.sources.csvrows import CsvFormat
-from pipeline.sources.feed import BATCH_RECORDS, Feed, FeedAddress, SourceSummary, SplitWriter
+from pipeline.sources.feed import BATCH_RECORDS, FAULT_CHARACTERS, Feed, FeedAddress, SourceSummary, SplitWriter
 from pipeline.sources.formats import JsonLinesFormat, LineCutter, TextFormat
 from pipeline.sources.layout import FileInput
 from pipeline.sources.lines import split_lines
@@ -41,8 +42,15 @@ class ItemChunk:
     def decode(self) -> Batch:
         return Batch(list(self.items))
 
+    def place(self, index: int) -> str:  # noqa: ARG002 - its number says it
+        return ""
+
     def raw(self, index: int) -> str:
-        return repr(self.items[index])
+        item = self.items[index]
+        try:
+            return repr(item)
+        except (ValueError, RecursionError):  # a number of too many digits, or endless nesting
+            return shown(item, FAULT_CHARACTERS)
 
 
 def read_locally(source: FileInput, address: FeedAddress) -> SourceSummary:

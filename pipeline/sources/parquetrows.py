@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pipeline.errors import EnvironmentFault, InputError
 from pipeline.records import Batch
@@ -19,6 +19,8 @@ try:
     import pyarrow.parquet as pq
 except ImportError as error:
     raise EnvironmentFault("reading Parquet needs pyarrow", hint="pip install 'celeriac[spark]'") from error
+
+_DAMAGED: Final = "the file is damaged, cut off, or no Parquet file: write it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ class TableChunk:
 
     def part(self, start: int, stop: int) -> TableChunk:
         return TableChunk(self.form, self.batch.slice(start, stop - start))
+
+    def place(self, index: int) -> str:  # noqa: ARG002 - rows of a Parquet file have no line to name
+        return ""
 
     def decode(self) -> Batch:
         names = self.form.columns
@@ -104,7 +109,7 @@ def split_rows(split: Split, form: ParquetFormat) -> Iterator[TableChunk]:
                 for batch in file.iter_batches(BATCH_RECORDS, row_groups=groups, columns=form.columns):
                     yield TableChunk(form, batch.select(form.columns))
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{split.path} cannot be read: {error}") from error
+        raise InputError(f"{split.path} cannot be read: {error}", hint=_DAMAGED) from error
     check_unchanged(split)
 
 
@@ -112,7 +117,7 @@ def _schema(file: Path) -> Any:
     try:
         return pq.read_schema(file).remove_metadata()
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{file} is no Parquet file that can be read: {error}") from error
+        raise InputError(f"{file} is no Parquet file that can be read: {error}", hint=_DAMAGED) from error
 
 
 def _middle(group: Any) -> int:

@@ -64,13 +64,20 @@ class JobStore:
         return int(info["used_memory"]), int(info.get("maxmemory", 0))
 
     def create(self, job: str, plan: Plan) -> None:
-        """Registers the job in state running. Raises JobStateError if the id is taken or no id."""
+        """Registers the job in state running; what an interrupted removal of that id has left is deleted first.
+
+        Raises JobStateError if the id is taken or no id.
+        """
         if not JOB_ID.match(job):
             raise JobStateError(f"not a job id: {job!r}", hint="use letters, digits, '-', '_' and '.', at most 100")
         names = [keys.job(job), keys.jobs(), keys.control(job)]
         names += [keys.meta(job, stage, partition) for stage, partition in plan.partitions()]
-        answer = self._scripts.run("create", names, [job, plan.encode(), self.run_id()])
-        if answer[0] == 0:
+        args = [job, plan.encode(), self.run_id()]
+        answer = self._scripts.run("create", names, args)
+        if answer[0] == 2:
+            self.erase(job)
+            answer = self._scripts.run("create", names, args)
+        if answer[0] != 1:
             raise JobStateError(f"job {job!r} exists already; it is {answer[1].decode()}")
 
     def list_ids(self) -> list[str]:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, sleep
-from typing import Any, Final
-
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from typing import Any
 
 from pipeline.codec import check_encodable, encode_batch, shown
 from pipeline.errors import (
@@ -19,7 +14,6 @@ from pipeline.errors import (
     StaleSender,
     StoreError,
     StoreFull,
-    StoreUnavailable,
     UnknownJob,
     UnknownSender,
 )
@@ -28,13 +22,10 @@ from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
-
-FULL_PAUSE_SECONDS: Final = 0.01
-OUTAGE_SECONDS: Final = 120.0
-"""A sender waits this long for a Redis that is away before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +37,11 @@ class FeedAddress:
     source: str
     full_timeout_seconds: float | None = None
 
-    def open(self) -> Feed:
+    def open(self, patience: Patience | None = None) -> Feed:
         """Raises UnknownJob, StoreError."""
         scripts = Scripts(connect(self.redis_url))
         record = JobStore(scripts).read(self.job)
-        return Feed(scripts, self, record.plan, record.generation)
+        return Feed(scripts, self, record.plan, record.generation, patience)
 
     def __repr__(self) -> str:
         return f"FeedAddress(job={self.job!r}, source={self.source!r})"
@@ -59,8 +50,11 @@ class FeedAddress:
 class Feed:
     """Feeds one source of a job."""
 
-    def __init__(self, scripts: Scripts, address: FeedAddress, plan: Plan, generation: int) -> None:
+    def __init__(
+        self, scripts: Scripts, address: FeedAddress, plan: Plan, generation: int, patience: Patience | None = None
+    ) -> None:
         self._scripts = scripts
+        self._patience = patience or Patience()
         self._address = address
         self._plan = plan
         self._generation = generation
@@ -76,12 +70,14 @@ class Feed:
         name = f"{self._generation}/{self._address.source}/{split}"
         names = [keys.senders(job), keys.job(job)]
         names += [keys.log(job, stage.index, number) for number in range(stage.partitions)]
-        answer = persistent(lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"]))
+        answer = self._patience.through_outages(
+            lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"])
+        )
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}")
         if answer[0] == -3:
             raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
-        return Lane(self._scripts, self._address, self._plan, name, answer[1:])
+        return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
 
     def complete(self, splits: int) -> None:
         """Says that all splits of the source are finished; the job then ends its input.
@@ -89,18 +85,32 @@ class Feed:
         Raises StoreError if another number of splits has finished, UnknownJob.
         """
         job, source = self._address.job, self._address.source
-        answer = persistent(lambda: self._scripts.run("complete", [keys.job(job), keys.senders(job)], [source, splits]))
+        answer = self._patience.through_outages(
+            lambda: self._scripts.run("complete", [keys.job(job), keys.senders(job)], [source, splits])
+        )
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}")
         if answer[0] == -6:
             raise StoreError(f"source {source!r} has {answer[1]} finished splits, not {splits}")
 
+    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
+        return self._patience.through_outages(lambda: self._scripts.run(script, names, args))
+
 
 class Lane:
     """One registered sender. Its numbers start at 1 and have no gaps; `taken` is the highest that the job has."""
 
-    def __init__(self, scripts: Scripts, address: FeedAddress, plan: Plan, name: str, registration: list[int]) -> None:
+    def __init__(
+        self,
+        scripts: Scripts,
+        address: FeedAddress,
+        plan: Plan,
+        name: str,
+        registration: list[int],
+        patience: Patience,
+    ) -> None:
         self._scripts = scripts
+        self._patience = patience
         self._address = address
         self._limits = plan.limits
         self._id, self._epoch, partition, self.taken, self.finished = registration
@@ -152,7 +162,7 @@ class Lane:
         while True:
             code, last = self._answer(args)
             if code == -4:
-                full_since = full_since if full_since is not None else monotonic()
+                full_since = full_since if full_since is not None else self._patience.clock()
                 self._wait_while_full(full_since)
                 continue
             self.taken = max(self.taken, last)
@@ -163,27 +173,32 @@ class Lane:
     def _answer(self, args: list[Any]) -> tuple[int, int]:
         """The script's answer; a Redis without memory counts as a full inbox."""
         try:
-            code, last = persistent(lambda: self._scripts.run("append", self._keys, args))
+            code, last = self._run("append", self._keys, args)
         except StoreFull:
             return -4, self.taken
         return code, last
 
     def _wait_while_full(self, since: float) -> None:
         limit = self._address.full_timeout_seconds
-        if limit is not None and monotonic() - since > limit:
+        if limit is not None and self._patience.clock() - since > limit:
             raise InboxFull(
                 f"the inbox of sender {self.name!r} stayed full for {limit} s",
                 hint="the job is slower than its input: add workers, or wait longer",
             )
-        sleep(FULL_PAUSE_SECONDS * (0.5 + random.random()))
+        self._patience.pause_while_full()
 
     def finish(self, count: int) -> None:
         """Says that the split has exactly `count` records. Idempotent. Raises StoreError if it has not."""
         job = self._address.job
         names = [self._log, keys.senders(job), keys.job(job)]
-        answer = persistent(lambda: self._scripts.run("finish", names, [self._id, count, self._address.source]))
+        answer = self._patience.through_outages(
+            lambda: self._scripts.run("finish", names, [self._id, count, self._address.source])
+        )
         if answer[0] != 1:
             raise self._refusal(answer[0], answer[1] if len(answer) > 1 else 0)
+
+    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
+        return self._patience.through_outages(lambda: self._scripts.run(script, names, args))
 
     def _refusal(self, code: int, last: int) -> StoreError:
         job = self._address.job
@@ -202,19 +217,6 @@ class Lane:
                 return StoreError(
                     f"sender {self.name!r}: the job has its numbers up to {last}, and others do not follow"
                 )
-
-
-def persistent(call: Callable[[], list[Any]]) -> list[Any]:
-    """Runs a call that may safely be repeated, again and again while Redis is away, for OUTAGE_SECONDS."""
-    for attempt in Retrying(
-        retry=retry_if_exception_type(StoreUnavailable),
-        wait=wait_random_exponential(multiplier=0.05, max=1.0),
-        stop=stop_after_delay(OUTAGE_SECONDS),
-        reraise=True,
-    ):
-        with attempt:
-            return call()
-    raise AssertionError("unreachable: Retrying returns or raises")
 
 
 def encode_faulty(batch: Batch, record_bytes: int) -> bytes:

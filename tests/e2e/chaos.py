@@ -29,6 +29,9 @@ from pipeline.store.scripts import Scripts
 
 ROOT: Final = Path(__file__).parents[2]
 MARK: Final = "CELERIAC_TEST_MARK"
+FOREIGN: Final = ("CELERIAC_REDIS", "PYTHONHASHSEED", "XDG_CONFIG_HOME")
+"""Variables of the shell that would decide how a story goes."""
+
 SEED_VARIABLE: Final = "CELERIAC_TEST_SEED"
 
 RUN_SECONDS: Final = 90.0
@@ -162,11 +165,14 @@ class Site:
 
     def environment(self, **more: str) -> dict[str, str]:
         """What processes of this story run with. Hash seeds are random unless the story sets one."""
-        places = {"TMPDIR": str(self.temporary), "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
-        environment = {**os.environ, MARK: self.mark, **places, **more}
-        for name in ("CELERIAC_REDIS", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-            environment.pop(name, None)
-        return environment
+        places = {
+            "TMPDIR": self.temporary,
+            "HOME": self.home,
+            "XDG_CACHE_HOME": self.root / "cache",
+            "PYTHONPATH": ROOT,
+        }
+        own = {MARK: self.mark, **{name: str(place) for name, place in places.items()}}
+        return {**{name: value for name, value in os.environ.items() if name not in FOREIGN}, **own, **more}
 
     def start(self, target: str, *arguments: str, folder: str = "work", **variables: str) -> Run:
         """`celeriac run target arguments`, in the folder of that name below the site."""
@@ -327,7 +333,7 @@ class Run:
 
     @property
     def address(self) -> str:
-        return self.child("leader").environ()["CELERIAC_REDIS"]
+        return str(self.child("leader").environ()["CELERIAC_REDIS"])
 
     def facts(self) -> JobFacts:
         store, job = self.link
@@ -398,7 +404,7 @@ def _is_called(process: psutil.Process, name: str) -> bool:
             return "CELERIAC_LEADER" in told
         if name == "source":
             return "CELERIAC_SOURCE" in told
-        return told.get("CELERIAC_WORKER") == name
+        return bool(told.get("CELERIAC_WORKER") == name)
     return False
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -51,7 +52,9 @@ def test_an_embedded_redis_that_is_frozen_for_ten_seconds_is_waited_for(site: Si
 
 
 @pytest.mark.parametrize("fsync", ["always", "everysec"])
-def test_a_foreign_redis_that_is_away_for_ten_seconds_is_waited_for(site: Site, tmp_path: Path, fsync: str) -> None:
+def test_a_foreign_redis_that_is_away_for_ten_seconds_is_waited_for(
+    site: Site, tmp_path: Path, fsync: Literal["always", "everysec"]
+) -> None:
     chance, sequence = a_chance(), Sequence()
     site.write(sequence.text)
     with EmbeddedRedis.start(tmp_path / "redis", fsync=fsync) as server:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import redis
@@ -61,7 +60,7 @@ def test_a_job_that_is_removed_while_it_runs_leaves_no_key(site: Site, redis_url
     job = run.link[1]
 
     removed = site.command("remove", job, "--force", "--redis", redis_url)
-    run.finish(code=2)
+    run.finish(code=1)
 
     assert removed.returncode == 0, removed.stderr
     assert f"there is no job '{job}'" in run.said()
@@ -104,7 +103,7 @@ def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
 
 
 def watch_inboxes(run: Run) -> tuple[int, bool]:
-    """The most records that any inbox held, and whether a partition ever waited for a full one, until the input ends."""
+    """Until all is read: the most records that any inbox held, and whether a partition ever waited for a full one."""
     most, has_waited = 0, False
 
     def is_read() -> bool:

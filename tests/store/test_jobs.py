@@ -254,3 +254,14 @@ def test_a_user_that_may_not_run_scripts_is_told_at_the_start(bench: Bench) -> N
         with pytest.raises(UnsuitableServer):
             JobStore(Scripts(weak)).create("new", bench.plan)
     bench.client.execute_command("ACL", "DELUSER", "weak")
+
+
+def test_a_new_job_begins_clean_where_a_removal_was_interrupted(bench: Bench) -> None:
+    used(bench)
+    bench.client.unlink(keys.job("j"))
+
+    bench.jobs.create("j", bench.plan)
+
+    facts = bench.jobs.facts("j")
+    assert {(str(part.position), part.taken, part.term) for part in facts.partitions} == {("1-0/0", 0, 0)}
+    assert bench.client.exists(keys.inbox("j", *ENTRY)) == 0

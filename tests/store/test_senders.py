@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from bench import ENTRY, Bench, a_batch
 
 from pipeline.errors import InboxClosed, StaleSender, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
-from pipeline.store import keys, senders
-from pipeline.store.senders import FeedAddress, persistent
+from pipeline.store import keys
+from pipeline.store.patience import Patience
+from pipeline.store.senders import FeedAddress
 
 
 def test_registering_again_finds_the_same_sender_with_what_it_sent(bench: Bench) -> None:
@@ -137,8 +139,9 @@ def test_numbers_beyond_a_million_million_stay_exact(bench: Bench) -> None:
     assert bench.headers()[0].first == last + 1
 
 
-def test_a_call_is_repeated_while_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(senders, "OUTAGE_SECONDS", 10.0)
+def test_a_call_is_repeated_while_redis_is_away() -> None:
+    pauses: list[float] = []
+    patience = Patience(clock=lambda: sum(pauses), sleep=pauses.append, rng=Random(1))
     outcomes = [StoreUnavailable("away"), StoreUnavailable("away"), [1]]
 
     def call() -> list[int]:
@@ -147,14 +150,18 @@ def test_a_call_is_repeated_while_redis_is_away(monkeypatch: pytest.MonkeyPatch)
             raise outcome
         return outcome
 
-    assert persistent(call) == [1]
+    assert patience.through_outages(call) == [1]
+    assert len(pauses) == 2
 
 
-def test_an_outage_that_lasts_too_long_is_given_up_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(senders, "OUTAGE_SECONDS", 0.0)
+def test_an_outage_that_lasts_too_long_is_given_up_with_the_error() -> None:
+    pauses: list[float] = []
+    patience = Patience(clock=lambda: sum(pauses), sleep=pauses.append, rng=Random(1))
 
     def call() -> list[int]:
         raise StoreUnavailable("away")
 
     with pytest.raises(StoreUnavailable, match="away"):
-        persistent(call)
+        patience.through_outages(call)
+
+    assert sum(pauses) == pytest.approx(patience.outage_seconds, abs=1.0)

@@ -1,9 +1,12 @@
 -- Registers a job with its partitions. Nothing is changed if it exists.
 -- KEYS: job, jobs, control, then the meta of each partition
 -- ARGV: job id, plan, server run id
--- Returns {1} created, {0, state} exists
+-- Returns {1} created, {0, state} exists, {2} a job of this id was removed and not all of it is gone
 local state = call('HGET', KEYS[1], 'state')
 if state then return {0, state} end
+for i = 3, #KEYS do
+  if call('EXISTS', KEYS[i]) == 1 then return {2} end
+end
 local made = now(KEYS[1])
 call('HSET', KEYS[1], 'plan', ARGV[2], 'state', 'running', 'made_at', int(made), 'changed_at', int(made), 'generation', '0',
   'table', '1', 'run_id', ARGV[3], 'gate', 'open', 'reason', '')

@@ -1,0 +1,42 @@
+"""Dead letters of one partition, as writes of a commit. Whatever a user's error holds, the letter can be stored."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Final
+
+from pipeline.errors import EncodingError
+from pipeline.kernel.faults import OperatorError, describe
+from pipeline.store import keys
+from pipeline.store.commits import Write
+
+logger = logging.getLogger(__name__)
+
+_ERROR_CHARACTERS: Final = 2000
+_TRACEBACK_CHARACTERS: Final = 8000
+
+
+class Letters:
+    """Writes dead letters of one partition."""
+
+    def __init__(self, job: str, stage: int, partition: int) -> None:
+        self._key = keys.dead(job)
+        self._place = ["stage", stage, "partition", partition]
+
+    def write(self, operator: str, error: str, trace: str, payload: bytes) -> Write:
+        """A letter; of long texts the beginning of the error and the end of the traceback are kept."""
+        texts = (operator, error[:_ERROR_CHARACTERS], trace[-_TRACEBACK_CHARACTERS:])
+        shown, why, where = (text.encode("utf-8", "backslashreplace") for text in texts)
+        values = [*self._place, "operator", shown, "error", why, "traceback", where, "payload", payload]
+        return Write("XADD", self._key, values)
+
+    def of(self, error: OperatorError | EncodingError, payload: bytes) -> Write:
+        """The dead letter of a record that failed."""
+        if isinstance(error, EncodingError):
+            logger.warning("a record is a dead letter: error=%s", str(error)[:200])
+            return self.write("", str(error), "", payload)
+        cause = error.cause
+        shown = describe(cause)
+        logger.warning("a record is a dead letter: operator=%s error=%s", error.operator, shown[:200])
+        return self.write(error.operator, shown, "".join(traceback.format_exception(cause)), payload)

@@ -1,0 +1,440 @@
+"""Full inboxes, the end of input, control in its place, tickets that are lost: the job never stands still."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pipeline import Pipeline, count, read, write
+from pipeline.codec import encode_batch
+from pipeline.lifecycle import JobState
+from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, encode_header
+from pipeline.records import Batch
+from pipeline.settings import Limits
+from pipeline.store import keys
+from pipeline.store.scripts import source as script_text
+from stages import partition
+from stages.partition import SliceEnd
+from tests.runtime.harness import (
+    LocalJob,
+    SteppingClock,
+    assert_sequence,
+    numbered,
+    sequence_pipeline,
+)
+
+KEYS = ["a", "b", "c", "d"]
+
+
+def append(job: LocalJob, place: tuple[int, int], header: Header, batch: Batch | None = None) -> None:
+    """Appends an entry as scripts do: with their own `put`."""
+    prelude = script_text("due").partition("-- The first due timers")[0]
+    body = "put(KEYS[1], KEYS[2], ARGV[1], ARGV[3] == '1' and ARGV[2] or nil, tonumber(ARGV[4])) ring(KEYS[2]) return 1"
+    names = [keys.inbox(job.job, *place), keys.meta(job.job, *place)]
+    payload = encode_batch(batch) if batch is not None else b""
+    args = [encode_header(header), payload, "1" if batch is not None else "0", len(batch) if batch is not None else 0]
+    assert job.client.eval(prelude + body, 2, *names, *args) == 1
+
+
+# Full.
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("names", [["w0"], ["w0", "w1"]])
+def test_tiny_inboxes_slow_the_job_down_and_never_stop_it(redis_url: str, stages: int, names: list[str]) -> None:
+    limits = Limits(inbox_records=10, step_records=7)
+    with LocalJob(redis_url, sequence_pipeline(stages), limits=limits, clock=SteppingClock(0.001)) as job:
+        for number, place in enumerate(job.places):
+            job.assign(names[number % len(names)], [place])
+        highest: Counter[tuple[int, int]] = Counter()
+        for number in range(60):
+            job.send(numbered(KEYS, 1, first=number + 1))
+            while job.facts(job.places[1]).backlog > 5 or job.facts(job.places[0]).backlog > 5:
+                assert job.serve(), "nobody has a ticket, yet there is work"
+                for facts in job.jobs.facts(job.job).partitions:
+                    place = (facts.stage, facts.partition)
+                    highest[place] = max(highest[place], facts.backlog)
+        job.run_to_the_end()
+
+        assert_sequence(job, KEYS, 60)
+        # One commit of at most 7 records may overshoot.
+        assert max(highest.values()) < 10 + 7
+
+
+def test_a_step_that_finds_its_target_full_is_kept_and_not_computed_again(redis_url: str) -> None:
+    calls: list[int] = []
+
+    def note(pair: list[Any]) -> list[Any]:
+        calls.append(pair[1])
+        return pair
+
+    flow = sequence_pipeline(between=lambda stream: stream.map(note, name="note"))
+    limits = Limits(inbox_records=20, step_records=8)
+    with LocalJob(redis_url, flow, partitions=1, limits=limits) as job:
+        job.assign("w0", [(0, 0)])
+        for number in range(10):
+            job.send(numbered(KEYS, 2, first=2 * number + 1), entry_records=5)
+            job.run_until_idle()
+            if job.facts((0, 0)).ring == "w":
+                break
+        held = list(calls)
+        waiting = job.client.hgetall(keys.waiting("j", 1, 0))
+
+        assert job.slice("w0", (0, 0)) is SliceEnd.FULL
+        assert job.slice("w0", (0, 0)) is SliceEnd.FULL
+        assert calls == held
+        assert waiting == {keys.meta("j", 0, 0).encode(): b"1"}
+        assert job.worker().hand.report(0.0)["hand"]["0.0"]["why"] == "full"
+        assert 20 <= job.facts((1, 0)).backlog < 28
+
+        job.assign("w1", [(1, 0)])
+        job.run_to_the_end()
+
+        assert sorted(calls) == sorted(number for _, number in numbered(KEYS, 2 * (number + 1)))
+        assert_sequence(job, KEYS, 2 * (number + 1))
+        assert job.worker().hand.report(0.0) == {"slices": [], "hand": {}}
+
+
+def test_a_full_output_stream_holds_the_job_until_its_reader_goes_on(redis_url: str) -> None:
+    limits = Limits(inbox_records=10, step_records=4)
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1, limits=limits) as job:
+        job.assign()
+        read_on = job.drain_outputs
+        job.drain_outputs = lambda: None  # type: ignore[method-assign]
+        for number in range(4):
+            job.send(numbered(KEYS, 1, first=number + 1))
+            job.run_until_idle()
+        assert job.facts((1, 0)).ring == "w"
+        assert job.client.xlen(keys.out("j", "out")) < 8
+
+        job.drain_outputs = read_on  # type: ignore[method-assign]
+        job.drain_outputs()
+        job.run_to_the_end()
+
+        assert_sequence(job, KEYS, 4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_slices_ends_with_tiny_inboxes(redis_url: str, seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    limits = Limits(inbox_records=rng.choice([5, 12]), step_records=rng.choice([1, 6]), inbox_low=rng.choice([0, 0.5]))
+    with LocalJob(redis_url, sequence_pipeline(3), limits=limits, clock=SteppingClock(0.002)) as job:
+        for place in job.places:
+            job.assign(rng.choice(["w0", "w1"]), [place])
+        left = numbered(KEYS, 15)
+        for _ in range(5000):
+            place = rng.choice(job.places)
+            if job.pop_ticket(place):
+                name = job.owner_of(place)
+                assert name is not None
+                job.slice(name, place)
+            job.drain_outputs()
+            if left and sum(job.facts((0, number)).backlog for number in (0, 1)) < 2:
+                job.send([left.pop(0)])
+            elif not left and all(facts.at_end for facts in job.jobs.facts(job.job).partitions):
+                break
+        job.run_to_the_end()
+
+        assert_sequence(job, KEYS, 15)
+
+
+def test_ten_thousand_outputs_of_one_record_pass_through_a_tiny_inbox(redis_url: str) -> None:
+    flow = Pipeline("burst")
+    (
+        flow.source(read.iterable([0]), name="in")
+        .flat_map(lambda n: [[i % 7, i] for i in range(n)], name="many")
+        .key_by(lambda pair: pair[0], name="k")
+        .aggregate(count(), name="n")
+        .sink(write.stream("out"), name="out")
+    )
+    limits = Limits(inbox_records=100, entry_bytes=4000, step_records=500)
+    with LocalJob(redis_url, flow, limits=limits) as job:
+        job.assign()
+        job.send([10_000, 1, 10_000])
+        job.run_to_the_end()
+
+        assert sum(job.newest().values()) == 20_001
+        assert job.letters() == []
+
+
+# Wake-ups.
+
+
+def test_partitions_that_a_ticket_of_another_made_known_are_served_too(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1) as job:
+        job.send(numbered(KEYS, 3))
+        worker = job.worker()
+        job.assign("w0", is_told=False)
+
+        # A ticket comes before the control message: the worker looks, and takes both partitions.
+        worker.slice(0, 0)
+        job.look()
+        job.run_until_idle()
+
+        assert worker.places == [(0, 0), (1, 0)]
+        assert_sequence(job, KEYS, 3)
+        job.assert_drained()
+
+
+def test_a_partition_whose_slice_was_cut_off_is_served_at_the_next_look(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1) as job:
+        job.assign()
+        job.send(numbered(KEYS, 3))
+        job.scripts["w0"].break_call("after")
+        job.run_until_idle()
+        assert [end for _, _, end in job.ends][-1] is SliceEnd.STALE
+
+        job.look()
+        job.run_until_idle()
+
+        assert_sequence(job, KEYS, 3)
+        job.assert_drained()
+
+
+def test_a_failure_that_cannot_be_told_to_redis_is_told_later(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1) as job:
+        job.assign()
+        append(job, (0, 0), Watermark("x", 1))
+        job.client.xadd(keys.inbox("j", 0, 0), {"h": b"bad"}, id="1-1")
+        job.client.hset(keys.meta("j", 0, 0), "sub", 2)
+        job.scripts["w0"].break_call("before", 2)  # the commit reads; then the transition
+
+        job.run_until_idle()
+        assert job.jobs.state("j") is JobState.RUNNING
+        job.look()
+
+        assert job.jobs.state("j") is JobState.FAILED
+
+
+def test_a_ticket_for_a_partition_of_somebody_else_does_nothing(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1) as job:
+        job.assign("w0")
+        stranger = job.worker("w1")
+        job.send(numbered(KEYS, 1))
+
+        assert stranger.slice(0, 0) is None
+
+        job.run_to_the_end()
+        assert_sequence(job, KEYS, 1)
+
+
+def test_slices_end_when_their_time_is_over_and_the_ticket_goes_to_the_back(redis_url: str) -> None:
+    limits = Limits(step_records=4)
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1, limits=limits, clock=SteppingClock(0.01)) as job:
+        job.send(numbered(KEYS, 20), entry_records=3)
+        job.assign()
+        job.run_to_the_end()
+
+        assert_sequence(job, KEYS, 20)
+        assert [end for _, _, end in job.ends].count(SliceEnd.YIELDED) > 5
+
+
+@pytest.mark.parametrize("to", [JobState.CANCELLED, JobState.FAILED])
+def test_a_job_that_has_ended_is_let_go(redis_url: str, to: JobState) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1) as job:
+        job.assign()
+        job.send(numbered(KEYS, 2))
+        job.jobs.transition("j", to, "by the test")
+
+        job.run_until_idle()
+
+        assert [end for _, _, end in job.ends][-1] is SliceEnd.STOPPED
+        assert (0, 0) not in job.worker().places
+
+
+def test_a_key_of_another_program_fails_the_job_with_a_message(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1) as job:
+        job.client.set(keys.inbox("j", 1, 0), "not ours")
+        job.assign("w0", [(0, 0)])
+        job.send(numbered(KEYS, 2))
+        job.run_until_idle()
+
+        record = job.jobs.read("j")
+        assert record.state is JobState.FAILED
+        assert "another program writes to it" in record.reason
+
+
+# The end of input.
+
+
+def last_pipeline(stages: int = 1) -> Pipeline:
+    flow = Pipeline("last")
+    stream: Any = flow.source(read.iterable([0]), name="in")
+    for number in range(stages):
+        stream = (
+            stream.key_by(lambda pair: pair[0], name=f"by_{number}")
+            .last(name=f"last_{number}")
+            .map(lambda pair: [pair[0], pair[1] + 1000], name=f"plus_{number}")
+        )
+    stream.sink(write.stream("out"), name="out")
+    return flow
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("timers", [1, 7, 2000])
+def test_last_emits_each_key_once_when_the_input_has_ended(
+    redis_url: str, stages: int, timers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "TIMERS_PER_STEP", timers)
+    names = [f"k{i}" for i in range(60)]
+    with LocalJob(redis_url, last_pipeline(stages)) as job:
+        job.assign()
+        job.send(numbered(names, 3), entry_records=25)
+        job.run_until_idle()
+        assert job.read() == []
+        assert len(job.state(1)) == 60
+
+        job.run_to_the_end()
+
+        assert sorted(job.read()) == sorted((name, [name, 3 + 1000 * stages]) for name in names)
+        assert job.state(1) == job.state(2) == {}
+        assert not job.client.keys("*:timers:*")
+
+
+def test_two_last_in_one_stage_end_upstream_first(redis_url: str) -> None:
+    flow = Pipeline("twice")
+    keyed = flow.source(read.iterable([0]), name="in").key_by(lambda pair: pair[0], name="k")
+    first = keyed.last(name="z_first")
+    first.map(lambda pair: ["first", pair[1]], name="m").sink(write.stream("out"), name="out")
+    first.map(lambda pair: ["second", pair[1]], name="m2").last(name="a_second").sink(write.stream("out2"), name="out2")
+
+    with LocalJob(redis_url, flow) as job:
+        job.assign()
+        job.send(numbered(KEYS, 3))
+        job.run_to_the_end()
+
+        assert job.newest("out") == {key: ["first", 3] for key in KEYS}
+        assert sorted(job.read("out2")) == [(key, ["second", 3]) for key in KEYS]
+
+
+def test_the_end_of_two_sources_is_needed_behind_their_union(redis_url: str) -> None:
+    flow = Pipeline("two")
+    left, right = (flow.source(read.iterable([0]), name=name) for name in ("left", "right"))
+    (
+        left.union(right, name="both")
+        .key_by(lambda pair: pair[0], name="k")
+        .last(name="last")
+        .sink(write.stream("out"), name="out")
+    )
+    with LocalJob(redis_url, flow) as job:
+        job.assign()
+        job.send(numbered(["l"], 5), source="left")
+        job.send(numbered(["r"], 5), source="right")
+        job.leader.close_source("j", job.token, job.plan, "left")
+        job.run_until_idle()
+        assert job.read() == []
+
+        job.run_to_the_end()
+
+        assert sorted(job.read()) == [("l", ["l", 5]), ("r", ["r", 5])]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_firing_is_exact_when_any_call_in_it_is_lost(
+    redis_url: str, moment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "TIMERS_PER_STEP", 4)
+    for at in range(1, 100):
+        with LocalJob(redis_url, last_pipeline(), partitions=1, job=f"j{at}") as job:
+            job.assign()
+            job.send(numbered([f"k{i}" for i in range(60)], 2))
+            job.run_until_idle()
+            job.scripts["w0"].break_call(moment, at)
+            begun = len(job.scripts["w0"].calls)
+            job.end_input()
+            job.run_and_sweep()
+
+            assert sorted(job.newest()) == sorted(f"k{i}" for i in range(60))
+            assert len(job.read()) == 60
+            job.assert_done()
+            total = len(job.scripts["w0"].calls) - begun
+            job.client.flushdb()
+        if at > total:
+            break
+    assert at > 6
+
+
+# Control.
+
+
+def test_the_watermark_of_a_stage_is_the_lowest_of_its_senders_and_is_passed_on(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(stages=2), partitions=2) as job:
+        job.assign()
+        append(job, (1, 0), Watermark("0.0", 500))
+        job.run_until_idle()
+        assert "watermark" not in job.meta((1, 0))
+
+        append(job, (1, 0), Watermark("0.1", 300))
+        job.run_until_idle()
+
+        assert job.meta((1, 0))["watermark"] == "300"
+        for number in (0, 1):
+            log = job.client.hgetall(keys.log("j", 2, number))
+            assert log[b"w:1.0"] == b"300"
+        append(job, (1, 0), Watermark("0.1", 200))  # a promise is never taken back
+        append(job, (1, 0), EndOfInput("0.1"))
+        job.run_until_idle()
+        assert job.meta((1, 0))["watermark"] == "500"
+
+
+def test_a_watermark_in_the_header_of_data_counts_behind_its_records(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1, limits=Limits(step_records=2)) as job:
+        job.assign("w0")
+        pairs = numbered(["a"], 5)
+        append(job, (1, 0), Data("0.0", 1, 5, 700, 1), Batch(pairs, ["a"] * 5))
+        append(job, (1, 0), Data("0.0", 6, 1, None, 1), Batch([["a", 6]], ["a"]))
+        job.run_until_idle()
+
+        assert job.by_key() == {"a": [1, 2, 3, 4, 5, 6]}
+        assert job.meta((1, 0))["watermark"] == "700"
+        assert (job.facts((1, 0)).backlog, job.facts((1, 0)).backlog_bytes) == (0, 0)
+        job.assert_drained()
+
+
+def test_barriers_and_tables_are_noted_in_their_place_and_no_batch_spans_them(redis_url: str) -> None:
+    sizes: list[int] = []
+
+    def note(pair: list[Any]) -> list[Any]:
+        sizes.append(pair[1])
+        return pair
+
+    flow = sequence_pipeline(between=lambda stream: stream.map(note, name="note"))
+    with LocalJob(redis_url, flow, partitions=1) as job:
+        job.send(numbered(["a"], 3))
+        append(job, (0, 0), Barrier(4))
+        job.send(numbered(["a"], 2, first=4))
+        append(job, (0, 0), Table(9))
+        append(job, (0, 0), Barrier(5))
+        job.send(numbered(["a"], 1, first=6))
+        seen: list[tuple[int, str, str]] = []
+        job.worker()
+        real = job.scripts["w0"].run
+
+        def watch(name: str, keys_: Any, args: Any) -> list[Any]:
+            answer = real(name, keys_, args)
+            meta = job.meta((0, 0))
+            if name == "commit":
+                seen.append((int(meta["taken"]), meta.get("barrier", ""), meta.get("arrived", "")))
+            return answer
+
+        job.scripts["w0"].run = watch  # type: ignore[method-assign]
+        job.assign("w0", [(0, 0)])
+        job.run_until_idle()
+
+        assert list(dict.fromkeys(seen)) == [
+            (0, "", ""),
+            (1, "", ""),
+            (3, "", ""),
+            (3, "4", ""),
+            (5, "4", ""),
+            (5, "4", "9"),
+            (5, "5", "9"),
+            (6, "5", "9"),
+        ]
+        job.assign("w1", [(1, 0)])
+        job.run_to_the_end()
+        assert_sequence(job, ["a"], 6)

@@ -1,0 +1,148 @@
+"""The cache of state: it always knows what is stored, and stays within its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.codec import encode_value
+from stages.cache import StateCache
+
+OPERATORS = ("one", "two")
+
+
+class Store:
+    """What Redis holds, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, Any], bytes] = {}
+        self.asked: list[set[Any]] = []
+
+    def load(self, wanted: Iterable[Any]) -> dict[str, list[tuple[Any, bytes | None]]]:
+        keys = set(wanted)
+        self.asked.append(keys)
+        return {operator: [(key, self.held.get((operator, key))) for key in keys] for operator in OPERATORS}
+
+    def write(self, cache: StateCache, operator: str, key: Any) -> None:
+        """As a commit does for a key that has changed."""
+        if key in cache.state[operator]:
+            data = encode_value(cache.state[operator][key])
+            self.held[(operator, key)] = data
+            cache.note_size(operator, key, len(data))
+        else:
+            self.held.pop((operator, key), None)
+            cache.note_size(operator, key, 0)
+
+
+@settings(max_examples=200)
+@given(
+    budget=st.sampled_from([0, 500, 2000, 1 << 20]),
+    steps=st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(OPERATORS), st.integers(0, 12), st.sampled_from(["add", "add", "delete", "see", "big"])
+            ),
+            min_size=1,
+            max_size=5,
+        ),
+        max_size=25,
+    ),
+)
+def test_the_cache_holds_what_is_stored_whatever_its_budget(
+    budget: int, steps: list[list[tuple[str, int, str]]]
+) -> None:
+    cache, store = StateCache(OPERATORS, budget), Store()
+    expected: dict[tuple[str, int], list[int]] = {}
+
+    for step in steps:
+        cache.prepare({key for _, key, _ in step}, store.load)
+        for operator, key, what in step:
+            at = (operator, key)
+            assert cache.state[operator].get(key) == expected.get(at)
+            if what == "delete":
+                cache.state[operator].pop(key, None)
+                expected.pop(at, None)
+            elif what != "see":
+                cache.state[operator].setdefault(key, []).append(1)
+                expected[at] = [*expected.get(at, []), 1]
+                if what == "big":
+                    cache.state[operator][key], expected[at] = [1] * 100, [1] * 100
+            if what != "see":
+                store.write(cache, operator, key)
+
+    assert store.held == {at: encode_value(value) for at, value in expected.items()}
+
+
+def sizes(cache: StateCache) -> int:
+    """What the decoded state would have as bytes, both generations."""
+    return sum(
+        len(encode_value(value))
+        for generation in (cache.state, cache._old)
+        for held in generation.values()
+        for value in held.values()
+    )
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_state_stays_within_the_budget_whether_it_is_written_or_only_looked_at(is_written: bool) -> None:
+    cache, store = StateCache(OPERATORS, 20_000), Store()
+    store.held = {("one", key): encode_value("x" * 100) for key in range(10_000)}
+
+    for round_ in range(3):
+        for start in range(0, 10_000, 10):
+            keys = set(range(start, start + 10)) | set(range(50))  # the latter are hot
+            cache.prepare(keys, store.load)
+            if is_written:
+                for key in keys:
+                    store.write(cache, "one", key)
+            assert sizes(cache) <= 20_000 + 60 * 102, round_
+            assert cache.young_bytes <= 10_000 + 60 * 302
+
+
+def test_keys_that_are_made_and_deleted_leave_nothing_behind() -> None:
+    cache, store = StateCache(OPERATORS, 1 << 20), Store()
+    for key in range(1000):
+        cache.prepare({key}, store.load)
+        cache.state["one"][key] = "x"
+        store.write(cache, "one", key)
+        del cache.state["one"][key]
+        store.write(cache, "one", key)
+
+    assert cache.young_bytes == 0
+    assert not cache._sizes
+    assert sizes(cache) == 0
+
+
+def test_a_key_that_is_known_is_not_loaded_again() -> None:
+    cache, store = StateCache(("one",), 1 << 20), Store()
+    store.held = {("one", "k"): encode_value(1)}
+    store.load = lambda wanted: Store.load(store, wanted)  # type: ignore[method-assign]
+
+    for _ in range(3):
+        cache.prepare({"k"}, lambda wanted: {"one": store.load(wanted)["one"]})
+
+    assert store.asked == [{"k"}]
+
+
+def test_a_stage_without_state_loads_nothing() -> None:
+    store = Store()
+
+    StateCache((), 0).prepare({"k"}, store.load)
+
+    assert store.asked == []
+
+
+def test_clear_forgets_both_generations() -> None:
+    cache, store = StateCache(OPERATORS, 0), Store()
+    for key in "abc":
+        cache.prepare({key}, store.load)
+        cache.state["one"][key] = key
+        cache.note_size("one", key, 1)
+
+    cache.clear()
+
+    assert sizes(cache) == cache.young_bytes == 0
