@@ -55,7 +55,7 @@ class RingingScheduler(Scheduler):
         self._ring = ring
         super().__init__(app, **options)
 
-    def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:  # noqa: ARG002  # celery's signature
+    def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:  # celery's signature
         self._ring.ring()
 
     @property

@@ -153,9 +153,15 @@ def _import_error(error: BaseException, file: Path, shown: Path) -> PipelineErro
         )
     text = str(error)
     what = type(error).__name__ + (f": {text}" if text else "")
-    missing = isinstance(error, ModuleNotFoundError)
-    hint = "install it, or put the module beside the pipeline's file" if missing else ""
-    return PipelineError(f"{place}: {what}", hint=hint)
+    return PipelineError(f"{place}: {what}", hint=_import_hint(error, text))
+
+
+def _import_hint(error: BaseException, text: str) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return "install it, or put the module beside the pipeline's file"
+    if isinstance(error, ImportError) and text.startswith("attempted relative import"):
+        return "import a module beside the pipeline's file without the dot: from module import name"
+    return ""
 
 
 def _syntax_error(error: SyntaxError, file: Path, shown: Path) -> PipelineError:

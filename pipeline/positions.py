@@ -1,4 +1,4 @@
-"""Positions in an inbox. An entry id is `(records before it + 1)-(entries since the last record)`: ids count records."""
+"""Positions in an inbox. An entry id is `(records before + 1)-(entries since the last record)`: ids count records."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import TASK, celery_settings
 from stages.owning import Owning
+from stages.serving import serve
 from stages.worker import Worker
 
 
@@ -67,10 +68,10 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.conf.update(celery_settings(settings.redis_url))
     app.conf.task_default_queue = keys.worker_queue_name(settings.job, settings.worker)
 
-    def serve(stage: int, partition: int) -> None:
-        worker.slice(stage, partition)
+    def ticket(stage: int, partition: int) -> None:
+        serve(worker, stage, partition)
 
-    app.task(name=TASK, ignore_result=True)(serve)
+    app.task(name=TASK, ignore_result=True)(ticket)
     app.steps["worker"].add(RefuseOtherPools)
     app.steps["consumer"].add(Owning)
     app.celeriac_worker = worker

@@ -15,6 +15,7 @@ from celery import bootsteps
 from pipeline.errors import StoreError
 from pipeline.store import keys
 from stages.pulse import Pulse
+from stages.serving import serve
 from stages.worker import Place, Worker
 
 logger = logging.getLogger(__name__)
@@ -51,12 +52,12 @@ class Owning(bootsteps.StartStopStep):
             self._pulse.start()
         self._wake()
 
-    def stop(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
+    def stop(self, parent: Any) -> None:
         """Celery's connection is lost, or the worker ends."""
         self._is_consuming = False
         self._wake = _nothing
 
-    def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
+    def shutdown(self, parent: Any) -> None:
         if self._pulse is not None:
             self._pulse.stop()
 
@@ -77,7 +78,7 @@ class Owning(bootsteps.StartStopStep):
             consumer.add_task_queue(keys.queue_name(job, *place))
         self._consumed = owned
         for place in fresh:
-            self._worker.slice(*place)
+            serve(self._worker, *place)
 
 
 def _nothing() -> None:

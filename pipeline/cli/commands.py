@@ -50,7 +50,7 @@ def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool
 
 
 _JOB = click.argument("job", metavar="JOB", callback=_job_id)
-_SERVER = _redis_option(True, "Address of the Redis that holds the job.")
+_SERVER = _redis_option(True, "Address of the Redis that holds the job. Put one with a password into the variable.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 _DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
@@ -63,7 +63,9 @@ def celeriac() -> None:
 
 @celeriac.command(epilog=HELP)
 @click.argument("target", metavar="FILE.py[:NAME]")
-@_redis_option(False, "Use this Redis. Default: a server is started for the run and removed afterwards.")
+@_redis_option(
+    False, "Use this Redis; put an address with a password into the variable. Default: one is started for the run."
+)
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
@@ -138,7 +140,11 @@ def list_jobs(redis_url: str, as_json: bool) -> None:
 @_DEBUG
 def cancel(job: str, redis_url: str) -> None:
     """Stop a job now. It keeps its state, and `run --job-id` goes on with it."""
-    _store(redis_url).transition(job, JobState.CANCELLED, "celeriac cancel")
+    store = _store(redis_url)
+    if store.state(job) is JobState.CANCELLED:
+        click.echo(f"job {job} is cancelled already")
+        return
+    store.transition(job, JobState.CANCELLED, "celeriac cancel")
     click.echo(f"job {job} is cancelled")
 
 

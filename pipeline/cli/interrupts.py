@@ -62,7 +62,7 @@ class Interrupts:
         finally:
             self._raise_above = outer
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the form of a handler
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1 if number == signal.SIGINT else 2
         if self.count > self._raise_above:
             raise KeyboardInterrupt

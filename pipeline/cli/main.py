@@ -42,6 +42,7 @@ def run_command(arguments: Sequence[str]) -> int:
         if "--debug" in arguments:
             traceback.print_exception(error)
         _say(str(error), error.hint)
+        _give_up_output()
         return _code(error)
 
 
@@ -84,6 +85,14 @@ def _say(message: str, hint: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
+
+
+def _give_up_output() -> None:
+    """What a full disk did not take must not be tried again at the end of Python."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _let_go_of_output()
 
 
 def _let_go_of_output() -> None:

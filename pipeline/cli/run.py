@@ -16,7 +16,7 @@ from pipeline.cli.openings import new_job_id, open_job
 from pipeline.cli.reports import SHOWN_LETTERS, Result, result_lines
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
-from pipeline.errors import CeleriacError, JobStateError, StoreError
+from pipeline.errors import CeleriacError, JobStateError, StoreError, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
@@ -142,6 +142,8 @@ class Run:
             node.close()
             self._show_logs()
             raise
+        except UnknownJob as error:
+            raise JobFailed(f"the job {self.job} was removed by another command while it ran") from error
         except CeleriacError as error:
             node.close()
             self._show_logs()

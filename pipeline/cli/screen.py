@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pipeline.cli.progress import StageRow, duration, plain_line, progress_table
+from pipeline.errors import SinkError
 
 PLAIN_SECONDS: Final = 2.0
 """Between two reports of progress where there is no terminal."""
@@ -50,10 +51,16 @@ class Screen:
             click.echo(text, err=True)
 
     def records(self, lines: Sequence[str]) -> None:
-        """Raises BrokenPipeError when nobody reads standard output any more."""
+        """Raises BrokenPipeError when nobody reads standard output any more, SinkError when it cannot be written."""
         # While a table is alive on the same terminal, rich has replaced sys.stdout and keeps the two apart.
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
+        try:
+            print("\n".join(lines), flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise SinkError(
+                f"standard output cannot be written: {error.strerror}", hint="free some space, or write to a file sink"
+            ) from error
 
     def progress(self, title: str, rows: tuple[StageRow, ...], *, is_last: bool = False) -> None:
         if self._is_quiet:

@@ -40,7 +40,7 @@ class Reduce(KeyedOperator):
         keys: list[Any],
         values: list[Any],
         state: dict[Any, Any],
-        timers: TimerChanges,  # noqa: ARG002
+        timers: TimerChanges,
     ) -> Emitted:
         fn, get, absent, atoms = self.fn, state.get, _ABSENT, _ATOMS
         out: list[Any] = []
@@ -79,7 +79,7 @@ class Aggregate(KeyedOperator):
         keys: list[Any],
         values: list[Any],
         state: dict[Any, Any],
-        timers: TimerChanges,  # noqa: ARG002
+        timers: TimerChanges,
     ) -> Emitted:
         if isinstance(self.aggregation, dict):
             return Emitted(_aggregate_several(self.aggregation, keys, values, state))
@@ -103,7 +103,7 @@ class StatefulMap(KeyedOperator):
         keys: list[Any],
         values: list[Any],
         state: dict[Any, Any],
-        timers: TimerChanges,  # noqa: ARG002
+        timers: TimerChanges,
     ) -> Emitted:
         fn, get, atoms, kept = self.fn, state.get, _ATOMS, _KEPT
         out: list[Any] = []
@@ -151,9 +151,9 @@ class Last(KeyedOperator):
     def on_timer(
         self,
         keys: Sequence[Any],
-        dues: Sequence[int],  # noqa: ARG002
+        dues: Sequence[int],
         state: dict[Any, Any],
-        timers: TimerChanges,  # noqa: ARG002
+        timers: TimerChanges,
     ) -> Emitted:
         origins = [index for index, key in enumerate(keys) if key in state]
         return Emitted([state.pop(keys[index]) for index in origins], origins)

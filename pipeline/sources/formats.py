@@ -110,7 +110,7 @@ class TextFormat:
     skips_blank: bool = False
     has_header: bool = False
 
-    def decode(self, lines: Sequence[bytes], places: Places) -> Batch:  # noqa: ARG002
+    def decode(self, lines: Sequence[bytes], places: Places) -> Batch:
         return Batch([line.decode("utf-8", "replace") for line in lines])
 
     def describe(self) -> str:

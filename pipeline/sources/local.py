@@ -42,7 +42,7 @@ class ItemChunk:
     def decode(self) -> Batch:
         return Batch(list(self.items))
 
-    def place(self, index: int) -> str:  # noqa: ARG002 - its number says it
+    def place(self, index: int) -> str:
         return ""
 
     def raw(self, index: int) -> str:

@@ -59,7 +59,7 @@ class TableChunk:
     def part(self, start: int, stop: int) -> TableChunk:
         return TableChunk(self.form, self.batch.slice(start, stop - start))
 
-    def place(self, index: int) -> str:  # noqa: ARG002 - rows of a Parquet file have no line to name
+    def place(self, index: int) -> str:
         return ""
 
     def decode(self) -> Batch:

@@ -121,7 +121,7 @@ def _tail(log: Path) -> str:
 
 
 def _stop(session: Any) -> None:
-    """Stops the session, and with it Spark's Python workers; ends the JVM and waits for it. No process outlives this one."""
+    """Stops the session and Spark's Python workers with it, ends the JVM and waits: no process outlives this one."""
     # PySpark names the JVM's process here only.
     gateway = session.sparkContext._gateway
     process = getattr(gateway, "proc", None)

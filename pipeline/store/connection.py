@@ -117,7 +117,7 @@ def without_password(url: str) -> str:
 def check_server(client: Any) -> list[str]:
     """Warnings about a server that serves, though not well.
 
-    Raises UnsuitableServer when it is too old, would evict keys, or is a replica; StoreUnavailable.
+    Raises UnsuitableServer when it is too old, would evict keys, or is a replica; StoreFull; StoreUnavailable.
     """
     with translated():
         info = client.info()
@@ -136,6 +136,11 @@ def check_server(client: Any) -> list[str]:
         )
     if info.get("role") != "master":
         raise UnsuitableServer("this Redis is a replica", hint="use the address of the primary")
+    most = int(info.get("maxmemory", 0))
+    if 0 < most <= int(info.get("used_memory", 0)):
+        raise StoreFull(
+            f"this Redis is full: maxmemory is {most:,} bytes", hint="raise maxmemory, or free memory there"
+        )
     if info.get("cluster_enabled"):
         raise UnsuitableServer("Redis Cluster is not supported", hint="use one primary per job")
     return _warnings(client, info)

@@ -83,7 +83,9 @@ def test_a_ticket_is_field_by_field_what_send_task_publishes(redis_url: str) -> 
 
 def test_a_ticket_is_field_by_field_what_apply_async_publishes(redis_url: str) -> None:
     def send(app: Celery, queue: str) -> None:
-        task = app.task(name=tickets.TASK, ignore_result=True)(lambda stage, partition: None)
+        def serve(*_: int) -> None: ...
+
+        task = app.task(name=tickets.TASK, ignore_result=True)(serve)
         task.apply_async(args=[1, 0], queue=queue)
 
     theirs, ours = published(redis_url, send)
