@@ -55,6 +55,10 @@ class UnsuitableServer(StoreError):
     """Raised when the server is too old, evicts keys, is read-only, or refuses us. Not worth a retry."""
 
 
+class ForeignData(StoreError):
+    """Raised when a key of ours holds something that we did not write. Not worth a retry."""
+
+
 class UnknownJob(StoreError):
     """Raised when no job of that id is registered."""
 

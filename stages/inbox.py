@@ -16,11 +16,15 @@ from pipeline.store.commits import Entry
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind."""
+    """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind.
+
+    `has_all` is False where records that were seen before have been left out of the batch.
+    """
 
     batch: Batch
     end: Position
     released_bytes: int
+    has_all: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Inbox:
         """Records of this entry and, where it ends without a promise, of the Data entries behind it."""
         stop = min(header.count, record + limit)
         taken = [_without_skipped(batch, header.skip, record, stop)]
+        has_all = not header.skip
         end, released = _after(entry, header, stop)
         room = limit - (stop - record)
         for number in range(1, len(self._entries)):
@@ -142,10 +147,11 @@ class Inbox:
                 break
             stop = min(header_.count, room)
             taken.append(_without_skipped(batch_, header_.skip, 0, stop))
+            has_all = has_all and not header_.skip
             end, more = _after(entry, header_, stop)
             released += more
             room -= stop
-        return Records(_joined(taken), end, released)
+        return Records(_joined(taken), end, released, has_all)
 
 
 def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
-from zlib import crc32
 
 from pipeline.cli.nodes import NodeSettings
 from pipeline.errors import DecodingError, EnvironmentFault, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
+from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -105,9 +105,8 @@ def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProx
         "TMPDIR": settings.temporary,
     }
     logs = Path(settings.logs)
-    # One name for all incarnations, so that each finds the queue of the one before; job ids may be too long for it.
-    leader_name = f"{settings.job[:60]}-{crc32(settings.job.encode()):08x}"
-    leader_env = {**common, "CELERIAC_LEADER": leader_name}
+    # One name for all incarnations, so that each finds the queue of the one before.
+    leader_env = {**common, "CELERIAC_LEADER": keys.own_leader(settings.job)}
     specs = [ChildSpec("leader", (*python, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
     for number in range(settings.workers):
         name = f"w{number}"

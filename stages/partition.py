@@ -29,11 +29,11 @@ from pipeline.store.commits import (
 from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
-from stages.inbox import Inbox, Mark, Poisoned, Promise, Records
+from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
-from stages.step import Outcome, Stepper
+from stages.step import WHOLE, Bounds, Outcome, Stepper
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ TIMERS_PER_STEP: Final = 2000
 
 SINGLE_RECORDS: Final = 256
 """After two unclean ends at a position so many records run alone; no first step of a new owner is larger."""
+
+_PROVEN_DEATHS: Final = 3
+"""With fewer no record was ever seen in hand: the first two unclean ends at a position may have other causes."""
 
 _NO_TRIAL: Final = Position("none")
 """Declared when user code has come back: a worker that dies while it waits for Redis or a full inbox is no death."""
@@ -210,18 +213,29 @@ class PartitionOwner:
         return "more" if commit.end.entry == self._inbox.read_from else "keep"
 
     def _records(self, item: Records, limit: int) -> Commit:
-        started = self._clock()
+        started, batch = self._clock(), item.batch
+        bounds = self._bounds(started) if item.has_all else WHOLE
         outcome = self._guarded(
-            lambda: self._stepper.run(item.batch, lambda: self._batch_again(limit)),
-            lambda error: self._stepper.give_up(item.batch, error),
+            lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
+            lambda error: self._stepper.give_up(batch, error),
         )
-        self._pace.note(len(item.batch), outcome.counts.emitted, self._clock() - started)
+        done = outcome.counts.taken
+        if done < len(batch):
+            item = self._records_of(self._inbox.take(done))
+        self._pace.note(done, outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
+    def _bounds(self, started: float) -> Bounds:
+        """A step is cut short when it takes as long as a whole slice, twice what it was planned for."""
+        latest = started + self._context.plan.limits.slice_seconds
+        return Bounds(self._pace.part(), lambda: self._clock() >= latest)
+
     def _batch_again(self, limit: int) -> Batch:
-        item = self._inbox.take_again(limit)
-        assert isinstance(item, Records)
-        return item.batch
+        return self._records_of(self._inbox.take_again(limit)).batch
+
+    def _records_of(self, item: Item) -> Records:
+        assert isinstance(item, Records)  # as it was when it was taken before, at the same position
+        return item
 
     def _guarded(self, run: Callable[[], Outcome], give_up: Callable[[str], Outcome]) -> Outcome:
         """Runs user code; after unclean ends here for one record or timer at a time, and says so before.
@@ -232,7 +246,7 @@ class PartitionOwner:
             return run()
         self._singles -= 1
         deaths, self._deaths = self._deaths, 0
-        if deaths >= self._context.plan.limits.deaths:
+        if deaths >= max(_PROVEN_DEATHS, self._context.plan.limits.deaths):
             logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
             return give_up(f"killed its worker {deaths} times")
         self._declare_trial(self.position)

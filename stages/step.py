@@ -6,10 +6,11 @@ Sends nothing: what it returns goes into a commit.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pipeline.codec import decode_value, encode_batch, encode_value
 from pipeline.errors import EncodingError
@@ -36,6 +37,18 @@ class Outcome:
     outputs: dict[Target, list[Output]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """After each `records` a step looks whether it `is_over`: it then ends where it is."""
+
+    records: int
+    is_over: Callable[[], bool]
+
+
+WHOLE: Final = Bounds(sys.maxsize, lambda: False)
+"""Never cut short."""
+
+
 class Stepper:
     """Runs the steps of one owned partition. Each begins when the one before it has been committed."""
 
@@ -55,23 +68,41 @@ class Stepper:
         self._load = load
         self._letters = letters
 
-    def run(self, batch: Batch, again: Callable[[], Batch]) -> Outcome:
-        """All records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError.
+    def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch]) -> Outcome:
+        """The records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError.
 
+        When user code takes too long, only the first records: `counts.taken` says how many, one at least.
         `again` decodes the batch anew, since a function that failed may have changed its values.
         """
         outcome = Outcome(Counts(taken=len(batch)))
-        self._give_up_faults(batch, outcome)
+        if batch.faults:
+            bounds = WHOLE
+            self._give_up_faults(batch, outcome)
         good = _without_faults(batch)
         if not good.values:
             return outcome
         try:
             self._cache.prepare(self._keys(good), self._load)
-            self._encode(self._kernel.process(good, self._cache.state), outcome)
+            step, done = self._process(good, bounds)
+            self._encode(step, outcome)
         except (OperatorError, EncodingError) as error:
             logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
-            self._run_each(_without_faults(again()), outcome)
+            done = self._run_each(_without_faults(again()), bounds, outcome)
+        outcome.counts.taken -= len(good) - done
         return outcome
+
+    def _process(self, batch: Batch, bounds: Bounds) -> tuple[Step, int]:
+        """One call for it all, or several that look at the clock in between; and how many records it was."""
+        if len(batch) <= bounds.records:
+            return self._kernel.process(batch, self._cache.state), len(batch)
+        gathered, done = _Gathered(), 0
+        while done < len(batch):
+            piece = batch.slice(done, done + bounds.records)
+            gathered.add(self._kernel.process(piece, self._cache.state))
+            done += len(piece)
+            if bounds.is_over():
+                break
+        return gathered.step(), done
 
     def fire(self, timers: Sequence[Timer]) -> Outcome:
         """Fires due timers. One whose operator fails is given up as a dead letter. Raises SinkError, StoreError."""
@@ -121,14 +152,21 @@ class Stepper:
         outcome.counts.emitted += sum(len(batch) for batch in step.outputs.values())
         outcome.counts.filtered += step.filtered
 
-    def _run_each(self, batch: Batch, outcome: Outcome) -> None:
-        """Each record by itself on the state that was stored; what fails leaves no trace but a dead letter."""
+    def _run_each(self, batch: Batch, bounds: Bounds, outcome: Outcome) -> int:
+        """Each record by itself on the state that was stored; what fails leaves no trace but a dead letter.
+
+        How many records it was.
+        """
         self._start_again(self._keys(batch))
-        gathered = _Gathered()
+        gathered, done = _Gathered(), 0
         for index in range(len(batch)):
             piece = batch.slice(index, index + 1)
             self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered, outcome)
+            done = index + 1
+            if done >= bounds.records and bounds.is_over():
+                break
         self._encode(gathered.step(), outcome)
+        return done
 
     def _fire_each(self, timers: Sequence[Timer], outcome: Outcome) -> None:
         """Each timer by itself, in their order, up to one that a timer set meanwhile must precede."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from pipeline.errors import CeleriacError, JobStateError, StoreError, UnknownJob
+from pipeline.errors import CeleriacError, ForeignData, JobStateError, StoreError, UnknownJob
 from pipeline.graph import Graph
 from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
@@ -100,6 +100,8 @@ class Worker:
             if owner is None:
                 return None
             return self._run(place, owner)
+        except ForeignData as error:
+            return self._fail(place, error)
         except StoreError as error:
             return self._cut_off(place, error)
         except CeleriacError as error:
@@ -133,7 +135,7 @@ class Worker:
             case SliceEnd.STOPPED:
                 self._drop(place)
             case SliceEnd.FOREIGN_KEY:
-                fault = StoreError("a key of this job holds something else: another program writes to it")
+                fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
             case SliceEnd.IDLE | SliceEnd.YIELDED:
                 pass

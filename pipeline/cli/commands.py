@@ -63,9 +63,7 @@ def celeriac() -> None:
 
 @celeriac.command(epilog=HELP)
 @click.argument("target", metavar="FILE.py[:NAME]")
-@_redis_option(
-    False, "Use this Redis; put an address with a password into the variable. Default: one is started for the run."
-)
+@_redis_option(False, "Use this Redis; an address with a password belongs into the variable. Default: one of its own.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,9 @@ ROUND_SECONDS: Final = 0.05
 FACTS_SECONDS: Final = 0.25
 RATE_SECONDS: Final = 2.0
 """Rates are averages over about this long."""
+
+MEMORY_SECONDS: Final = 2.0
+_FULL_SHARE: Final = 0.99
 
 OUTAGE_SECONDS: Final = 120.0
 _QUIET_OUTAGE_SECONDS: Final = 1.0
@@ -93,6 +97,8 @@ class Follower:
     ready_at: float | None = None
     is_drained: bool = False
     _has_asked: bool = False
+    _is_full: bool = False
+    _memory_at: float = -math.inf
 
     def until_ended(self) -> JobFacts:
         """The facts of the job once nothing is left to work on; the first Ctrl-C makes it drain.
@@ -115,6 +121,7 @@ class Follower:
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
                     if facts is not None:
                         self._note(facts, history)
+                        self._look_at_memory(now)
                         if facts.record.state not in WORKING:
                             return facts
                 if not printed:
@@ -137,6 +144,22 @@ class Follower:
             was_dead = self.node.revive()
         if was_dead:
             self.screen.warn("the node process died and was started again")
+
+    def _look_at_memory(self, now: float) -> None:
+        """A full Redis stops the job without any error: everybody waits."""
+        if now - self._memory_at < MEMORY_SECONDS:
+            return
+        self._memory_at = now
+        memory = self.link.attempt(self.store.memory)
+        if memory is None:
+            return
+        used, most = memory
+        is_full, was_full = 0 < most * _FULL_SHARE <= used, self._is_full
+        self._is_full = is_full
+        if is_full and not was_full:
+            self.screen.warn(f"Redis is full (maxmemory is {most:,} bytes): the job waits until you raise it")
+        elif was_full and not is_full:
+            self.screen.note("Redis has room again")
 
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
         lease = facts.record.plan.limits.lease_seconds

@@ -31,7 +31,8 @@ def run_command(arguments: Sequence[str]) -> int:
 
         with Interrupts() as interrupts, interrupts.immediate():
             code = _invoke(list(arguments), interrupts)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it was closed before the program began
+                sys.stdout.flush()
             return code
     except KeyboardInterrupt:
         return 130
@@ -90,7 +91,8 @@ def _say(message: str, hint: str) -> None:
 def _give_up_output() -> None:
     """What a full disk did not take must not be tried again at the end of Python."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:
         _let_go_of_output()
 

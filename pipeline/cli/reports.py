@@ -153,7 +153,7 @@ def _instant(milliseconds: int) -> str:
 
 
 def _letter_line(facts: JobFacts, letter: DeadLetter) -> str:
-    error = _printable(letter.error.strip().partition("\n")[0])
+    error = _printable(letter.error.strip().partition("\n")[0].rstrip())
     place = _place(letter.traceback)
     return f"    {_operator(facts, letter)}: {error[:_ERROR_CHARACTERS]}" + (f" ({place})" if place else "")
 

@@ -211,7 +211,8 @@ class Run:
         if facts.record.state is JobState.FAILED:
             raise JobFailed(f"the job {self.job} failed: {reason}", hint=self._how_to_go_on())
         if facts.record.state is JobState.CANCELLED:
-            self.screen.warn(f"the job {self.job} was cancelled: {reason}")
+            hint = self._how_to_go_on()
+            self.screen.warn(f"the job {self.job} was cancelled: {reason}" + (f"; {hint}" if hint else ""))
             return Exit.INTERRUPTED
         return Exit.FINISHED  # another process has published it
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -28,8 +28,11 @@ class Lane(Protocol):
     @property
     def taken(self) -> int: ...
 
-    def append(self, first: int, batch: Batch) -> None:
-        """Appends the numbers first..first+len-1; cuts what is taken; blocks while the inbox is full."""
+    def append(self, first: int, batch: Batch, place: Callable[[int], str]) -> None:
+        """Appends the numbers first..first+len-1; cuts what is taken; blocks while the inbox is full.
+
+        The fault of a record that cannot be stored begins with `place(index)`.
+        """
 
     def finish(self, count: int) -> None:
         """Says that the split has exactly `count` records."""
@@ -112,9 +115,13 @@ class SplitWriter:
     def _append(self, lane: Lane, first: int, chunk: Chunk) -> None:
         """A record that cannot be encoded or is too large becomes a fault, as one that cannot be read."""
         batch = chunk.decode()
+
+        def place(index: int) -> str:
+            return f"{chunk.place(index) or f'{self._split}: record {first + index}'}: "
+
         while True:
             try:
-                lane.append(first, batch)
+                lane.append(first, batch, place)
                 return
             except EncodingError as error:
                 if not 0 <= error.index < len(batch):
@@ -122,8 +129,7 @@ class SplitWriter:
                 text = chunk.raw(error.index)[:FAULT_CHARACTERS]
                 if error.index in batch.faults and batch.values[error.index] == text:
                     raise
-                place = chunk.place(error.index) or f"{self._split}: record {first + error.index}"
-                batch.faults.setdefault(error.index, f"{place}: {error}")
+                batch.faults.setdefault(error.index, place(error.index) + str(error))
                 batch.values[error.index] = text
 
 

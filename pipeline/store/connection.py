@@ -17,12 +17,14 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pipeline.errors import StoreError, StoreFull, StoreUnavailable, UnsuitableServer
+from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
 
 logger = logging.getLogger(__name__)
 
 OLDEST_SERVER = Version("6.2")
 TIMEOUT_SECONDS = 10.0
+LEAST_FREE_BYTES = 1 << 20
+"""With less memory not even the queues of a job can be made."""
 
 
 def connect(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
@@ -77,9 +79,9 @@ def translated() -> Iterator[None]:
         raise StoreError(f"Redis: {error}") from error
 
 
-# A script hands on the error of a command within its own text, where the code follows a dash.
+# A script hands on the error of a command within its own text: the code follows a dash or, on 6.2, the line number.
 _CODE = re.compile(
-    r"(?:^|\s-)(READONLY|NOAUTH|WRONGPASS|NOPERM|LOADING|MASTERDOWN|BUSY|TRYAGAIN|CLUSTERDOWN|NOREPLICAS|MISCONF)\b"
+    r"(?:^|\s-|@user_script:\s?\d+: )(READONLY|NOAUTH|WRONGPASS|NOPERM|LOADING|MASTERDOWN|BUSY|TRYAGAIN|CLUSTERDOWN|NOREPLICAS|MISCONF|WRONGTYPE)\b"
 )
 
 
@@ -93,6 +95,11 @@ def _response_error(error: exceptions.ResponseError) -> StoreError:
             return UnsuitableServer("Redis is read-only", hint="use the address of the primary, not of a replica")
         case "NOAUTH" | "WRONGPASS" | "NOPERM":
             return UnsuitableServer(f"Redis refuses us: {text}", hint="check user and password in the address")
+        case "WRONGTYPE":
+            return ForeignData(
+                f"a key of ours holds something else: {text}",
+                hint="another program writes keys that begin with celeriac: on this Redis; give it another database",
+            )
         case "MISCONF":
             return UnsuitableServer(
                 f"Redis cannot write to its disk: {text}", hint="free disk space, then CONFIG SET or restart"
@@ -136,10 +143,10 @@ def check_server(client: Any) -> list[str]:
         )
     if info.get("role") != "master":
         raise UnsuitableServer("this Redis is a replica", hint="use the address of the primary")
-    most = int(info.get("maxmemory", 0))
-    if 0 < most <= int(info.get("used_memory", 0)):
+    most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if 0 < most < used + LEAST_FREE_BYTES:
         raise StoreFull(
-            f"this Redis is full: maxmemory is {most:,} bytes", hint="raise maxmemory, or free memory there"
+            f"this Redis is full: {used:,} bytes of {most:,} are used", hint="raise maxmemory, or free memory there"
         )
     if info.get("cluster_enabled"):
         raise UnsuitableServer("Redis Cluster is not supported", hint="use one primary per job")

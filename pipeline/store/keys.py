@@ -5,6 +5,8 @@ Whatever begins with `celeriac:{job}` belongs to that job and goes with it.
 
 from __future__ import annotations
 
+from zlib import crc32
+
 PREFIX = "celeriac:"
 """Also the prefix of all keys that kombu makes for our queues (its `global_keyprefix`)."""
 
@@ -122,6 +124,11 @@ def queue(job: str, stage: int, partition: int) -> str:
 def worker_queue_name(job: str, worker: str) -> str:
     """A queue of the worker's own: Celery wants one to start with. Nothing is ever sent to it."""
     return f"{{{job}}}.worker.{worker}"
+
+
+def own_leader(job: str) -> str:
+    """The name of the leader process that a run starts for its job. A job's id may be too long for a name."""
+    return f"{job[:60]}-{crc32(job.encode()):08x}"
 
 
 def leader_queue_name(leader: str) -> str:

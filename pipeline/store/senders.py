@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
+
+
+def _no_place(_index: int) -> str:
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +129,12 @@ class Lane:
         ]
         self.name = name
 
-    def append(self, first: int, batch: Batch) -> None:
+    def append(self, first: int, batch: Batch, place: Callable[[int], str] = _no_place) -> None:
         """Appends the records numbered first .. first + len(batch) - 1; what the job has already is cut off.
 
         A record that cannot be encoded, or is larger than the job's limit, becomes a fault: it keeps its number and
-        ends as a dead letter. Blocks while the inbox is full. Returns when Redis has taken the records.
+        ends as a dead letter, which says by `place(index)` where the record is from. Blocks while the inbox is full.
+        Returns when Redis has taken the records.
         Raises InboxFull (after `full_timeout_seconds`), InboxClosed, StaleSender, UnknownSender, UnknownJob,
         StoreError for a gap.
         """
@@ -137,13 +143,13 @@ class Lane:
         start = max(0, self.taken + 1 - first)
         while start < len(batch):
             stop = min(len(batch), start + max(1, self._limits.inbox_records // 8))
-            start = self._append_piece(first, batch, start, stop)
+            start = self._append_piece(first, batch, start, stop, place)
 
-    def _append_piece(self, first: int, batch: Batch, start: int, stop: int) -> int:
+    def _append_piece(self, first: int, batch: Batch, start: int, stop: int, place: Callable[[int], str]) -> int:
         piece = batch.slice(start, stop)
-        payload = encode_faulty(piece, self._limits.record_bytes)
+        payload = encode_faulty(piece, self._limits.record_bytes, lambda index: place(start + index))
         if len(payload) > self._limits.entry_bytes and stop - start > 1:
-            return self._append_piece(first, batch, start, start + (stop - start) // 2)
+            return self._append_piece(first, batch, start, start + (stop - start) // 2, place)
         self._send(first + start, len(piece), payload)
         return self.taken + 1 - first
 
@@ -219,7 +225,7 @@ class Lane:
                 )
 
 
-def encode_faulty(batch: Batch, record_bytes: int) -> bytes:
+def encode_faulty(batch: Batch, record_bytes: int, place: Callable[[int], str] = _no_place) -> bytes:
     """The payload; records that cannot be stored are replaced by faults that say why."""
     try:
         payload = encode_batch(batch)
@@ -233,11 +239,13 @@ def encode_faulty(batch: Batch, record_bytes: int) -> bytes:
         try:
             size = check_encodable(value)
         except EncodingError as error:
-            faults[index] = _storable(str(error))
+            faults[index] = _storable(place(index) + str(error))
             values[index] = shown(value, 1000)
             continue
         if size > record_bytes:
-            faults[index] = f"the record has {size} bytes, more than the limit of {record_bytes}"
+            faults[index] = _storable(
+                f"{place(index)}the record has {size} bytes, more than the limit of {record_bytes}"
+            )
             values[index] = shown(value, 1000)
     return encode_batch(Batch(values, batch.keys, batch.times, batch.ids, faults))
 

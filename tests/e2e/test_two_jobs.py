@@ -68,6 +68,23 @@ def test_a_job_that_is_removed_while_it_runs_leaves_no_key(site: Site, redis_url
     site.assert_clean("flow.py")
 
 
+def test_a_run_that_was_killed_leaves_no_key_once_its_job_is_removed(site: Site, redis_url: str) -> None:
+    chance, sequence = a_chance(), Sequence()
+    site.write(sequence.text)
+    run = site.start("flow.py", "--workers", "2", "--redis", redis_url)
+    run.wait_for_taken(moments(chance, sequence.taken, 1)[0])
+    job = run.link[1]
+
+    run.process.kill()
+    wait_until(lambda: not site.processes(), "all processes of the run have ended", 10.0)
+    removed = site.command("remove", job, "--force", "--redis", redis_url)
+
+    assert removed.returncode == 0, removed.stderr
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.keys("*") == []
+    assert [path.name for path in run.folder.iterdir()] == ["flow.py"]
+
+
 def keys_of(redis_url: str, job: str) -> list[bytes]:
     """All keys that name the job, or that hold its name."""
     tag = f"{{{job}}}".encode()

@@ -25,7 +25,7 @@ from pipeline.store.jobs import DeadLetter, JobStore
 from pipeline.store.leadership import Leadership
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
-from pipeline.store.scripts import Scripts
+from pipeline.store.scripts import Scripts, source
 from pipeline.store.senders import Feed, FeedAddress, Lane
 from stages.partition import SliceEnd
 from stages.worker import Place, Worker
@@ -173,23 +173,30 @@ class LocalJob:
 
     # input
 
-    def feed(self, source: str = "") -> Feed:
-        """Feeds the source, by default the only one. A full inbox is an error at once."""
-        source = source or next(stage.name for stage in self.plan.stages if not stage.upstream)
-        return Feed(self._scripts, FeedAddress(self.url, self.job, source, 0.0), self.plan, 0)
+    def feed(self, name: str = "") -> Feed:
+        """Feeds the source of that name, by default the first. A full inbox is an error at once."""
+        name = name or next(stage.name for stage in self.plan.stages if not stage.upstream)
+        return Feed(self._scripts, FeedAddress(self.url, self.job, name, 0.0), self.plan, 0)
 
-    def lane(self, split: str = "a", source: str = "") -> Lane:
-        at = (source, split)
+    def lane(self, split: str = "a", feeds: str = "") -> Lane:
+        at = (feeds, split)
         if at not in self._lanes:
-            self._lanes[at] = self.feed(source).lane(split)
+            self._lanes[at] = self.feed(feeds).lane(split)
         return self._lanes[at]
 
-    def send(self, values: Iterable[Any], split: str = "a", source: str = "", entry_records: int = 0) -> None:
-        """Appends the values, in entries of so many records (all in one, for 0)."""
-        lane, rest = self.lane(split, source), list(values)
+    def send(self, values: Iterable[Any], split: str = "a", feeds: str = "", entry_records: int = 0) -> None:
+        """Appends the values to the source that the split `feeds`, in entries of so many records (one, for 0)."""
+        lane, rest = self.lane(split, feeds), list(values)
         size = entry_records or max(1, len(rest))
         for start in range(0, len(rest), size):
             lane.append(lane.taken + 1, Batch(rest[start : start + size]))
+
+    def append_entry(self, place: Place, header: bytes, payload: bytes | None = None, count: int = 0) -> None:
+        """Appends an entry of any kind, a broken one too, as scripts do: with their own `put`; and rings."""
+        prelude = source("due").partition("-- The first due timers")[0]
+        body = "put(KEYS[1], KEYS[2], ARGV[1], ARGV[3] == '1' and ARGV[2] or nil, tonumber(ARGV[4])) ring(KEYS[2])"
+        names = [keys.inbox(self.job, *place), keys.meta(self.job, *place)]
+        self.client.eval(prelude + body, 2, *names, header, payload or b"", "0" if payload is None else "1", count)
 
     def end_input(self) -> None:
         """Ends every source, as the leader does when all splits are finished."""

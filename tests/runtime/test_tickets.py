@@ -75,7 +75,7 @@ def without_names(message: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_ticket_is_field_by_field_what_send_task_publishes(redis_url: str) -> None:
     theirs, ours = published(
-        redis_url, lambda app, queue: app.send_task(tickets.TASK, [1, 0], queue=queue, ignore_result=True)
+        redis_url, lambda app, queue: app.send_task(tickets.TASK, (1, 0), queue=queue, ignore_result=True)
     )
 
     assert without_names(ours) == without_names(theirs)
@@ -86,7 +86,7 @@ def test_a_ticket_is_field_by_field_what_apply_async_publishes(redis_url: str) -
         def serve(*_: int) -> None: ...
 
         task = app.task(name=tickets.TASK, ignore_result=True)(serve)
-        task.apply_async(args=[1, 0], queue=queue)
+        task.apply_async(args=(1, 0), queue=queue)
 
     theirs, ours = published(redis_url, send)
 

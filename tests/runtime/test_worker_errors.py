@@ -11,6 +11,7 @@ from pipeline import KeyedOperator, Pipeline, Stream, count, read, write
 from pipeline.aggregates import Aggregation
 from pipeline.codec import decode_batch, encode_batch
 from pipeline.kernel.contract import Emitted, TimerChanges
+from pipeline.keying import GROUPS
 from pipeline.lifecycle import JobState
 from pipeline.messages import Data, encode_header
 from pipeline.records import Batch
@@ -43,7 +44,7 @@ def records(n: int) -> list[dict[str, Any]]:
     return [{"k": "ba"[i % 2], "n": i} for i in range(1, n + 1)]
 
 
-STATELESS = {
+STATELESS: dict[str, Any] = {
     "map": lambda s: s.map(refuse, name="bad"),
     "filter": lambda s: s.filter(refuse, name="bad"),
     "flat_map": lambda s: s.flat_map(lambda v: [refuse(v)], name="bad"),
@@ -83,7 +84,7 @@ def broken_step(_key: Any, value: dict[str, Any], state: list[int] | None) -> tu
     return list(state), state
 
 
-STATEFUL = {
+STATEFUL: dict[str, Any] = {
     "aggregate": lambda s: s.aggregate(Aggregation("all", list, broken_add, lambda state: state), name="bad"),
     "stateful_map": lambda s: s.stateful_map(broken_step, name="bad"),
     "reduce": lambda s: s.map(lambda v: [v["n"]], name="one").reduce(
@@ -117,7 +118,10 @@ def _number(value: Any) -> int:
     return int(value["n"] if isinstance(value, dict) else value[0])
 
 
-def test_values_that_a_function_changed_before_another_failed_are_run_from_their_stored_form(redis_url: str) -> None:
+@pytest.mark.parametrize("entry_records", [0, 2])
+def test_values_that_a_function_changed_before_another_failed_are_run_from_their_stored_form(
+    redis_url: str, entry_records: int
+) -> None:
     def grow(value: dict[str, Any]) -> dict[str, Any]:
         value["n"] += 100
         if value["n"] == 103:
@@ -128,7 +132,7 @@ def test_values_that_a_function_changed_before_another_failed_are_run_from_their
     source_.map(grow, name="grow").map(lambda v: v["n"], name="n").sink(write.stream("out"), name="out")
 
     with LocalJob(redis_url, source_.pipeline, partitions=1) as job:
-        job.send(records(4), entry_records=2)
+        job.send(records(4), entry_records=entry_records)
         run(job, records(4), split="b", entry_records=3)
 
         assert job.values() == [101, 102, 104, 101, 102, 104]
@@ -158,9 +162,9 @@ class Opaque:
     """Neither JSON nor MessagePack knows it."""
 
 
-UNSTORABLE = {
+UNSTORABLE: dict[str, tuple[Any, str]] = {
     "an output": (lambda s: s.map(lambda v: Opaque() if v["n"] == 2 else v, name="bad"), "cannot be encoded"),
-    "a set of outputs": (lambda s: s.map(lambda v: 2**70 if v["n"] == 2 else v, name="bad"), "cannot be encoded"),
+    "a huge integer": (lambda s: s.map(lambda v: 2**70 if v["n"] == 2 else v, name="bad"), "cannot be encoded"),
     "a large output": (lambda s: s.map(lambda v: "x" * 5000 if v["n"] == 2 else v, name="bad"), "limit of 1000"),
     "text that is none": (lambda s: s.map(lambda v: "\ud800" if v["n"] == 2 else v, name="bad"), "cannot be encoded"),
 }
@@ -271,7 +275,7 @@ def test_a_payload_that_cannot_be_read_is_one_dead_letter_and_the_next_entry_is_
 
     with LocalJob(redis_url, stream.pipeline, partitions=1) as job:
         job.send(["before"])
-        put(job, (0, 0), encode_header(Data("7", 1, 2, None, 1)), POISON[kind], 2)
+        job.append_entry((0, 0), encode_header(Data("7", 1, 2, None, 1)), POISON[kind], 2)
         job.send(["behind"])
         job.assign()
         job.end_input()
@@ -293,7 +297,7 @@ def test_a_header_that_cannot_be_read_fails_the_job_and_is_never_skipped(
 
     with LocalJob(redis_url, stream.pipeline, partitions=1) as job:
         job.send(["before"])
-        put(job, (0, 0), header, None, 0)
+        job.append_entry((0, 0), header)
         if place == "middle":
             job.send(["behind"])
         job.assign()
@@ -306,20 +310,11 @@ def test_a_header_that_cannot_be_read_fails_the_job_and_is_never_skipped(
         assert job.worker().places == [] or job.worker().slice(0, 0) is SliceEnd.STOPPED
 
 
-def put(job: LocalJob, place: tuple[int, int], header: bytes, payload: bytes | None, count_: int) -> None:
-    """Appends an entry as scripts do."""
-    from pipeline.store.scripts import source as text_of
-
-    prelude = text_of("due").split("-- The first due timers")[0]
-    body = "put(KEYS[1], KEYS[2], ARGV[1], ARGV[3] == '1' and ARGV[2] or nil, tonumber(ARGV[4])) ring(KEYS[2]) return 1"
-    names = [keys.inbox(job.job, *place), keys.meta(job.job, *place)]
-    job.client.eval(prelude + body, 2, *names, header, payload or b"", "1" if payload is not None else "0", count_)
-
-
+@pytest.mark.parametrize("divisor", [3, 1000])
 def test_rows_of_a_file_sink_are_exact_around_dead_letters_and_one_file_is_enough(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, divisor: int
 ) -> None:
-    stream = source().map(refuse, name="bad").map(lambda v: v["n"], name="n")
+    stream = source().map(lambda v: v if v["n"] % divisor else 1 / 0, name="bad").map(lambda v: v["n"], name="n")
     stream.sink(write.jsonl(tmp_path / "one"), name="one")
     stream.map(lambda n: n if n % 5 else Opaque(), name="odd").sink(write.jsonl(tmp_path / "two"), name="two")
 
@@ -329,7 +324,7 @@ def test_rows_of_a_file_sink_are_exact_around_dead_letters_and_one_file_is_enoug
         for sink in job.plan.sinks:
             publish(sink, job.job, [StagedFacts.decode(raw) for raw in staged[sink.name]])
 
-        good = [n for n in range(1, 61) if n % 3 and n % 5]
+        good = [n for n in range(1, 61) if n % divisor and n % 5]
         for name in ("one", "two"):
             lines = [line for part in sorted((tmp_path / name).glob("part-*")) for line in part.read_text().split()]
             assert lines == [str(n) for n in good]
@@ -375,6 +370,21 @@ def test_a_timer_that_fails_is_a_dead_letter_and_the_others_fire_in_order(redis_
             ("alarm", "ValueError: no alarm at 33"),
         ]
         assert decode_batch(job.letters()[0].payload) == Batch([13], ["a"], None, ["alarm"])
+
+
+def test_a_sink_that_cannot_be_written_fails_the_job_with_its_path(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    stream = source()
+    stream.sink(write.jsonl(tmp_path / "file" / "out"), name="rows")
+
+    with LocalJob(redis_url, stream.pipeline, partitions=1) as job:
+        job.assign()
+        job.send(records(3))
+        job.run_until_idle()
+
+        record = job.jobs.read("j")
+        assert record.state is JobState.FAILED
+        assert str(tmp_path / "file") in record.reason
 
 
 # Unclean deaths.
@@ -449,11 +459,12 @@ def test_a_timer_that_kills_its_worker_again_and_again_is_a_dead_letter_and_no_o
         job.assert_done()
 
 
-def test_idle_partitions_that_lose_their_worker_many_times_lose_nothing(redis_url: str) -> None:
+@pytest.mark.parametrize("deaths", [1, 2, 3, 5])
+def test_idle_partitions_that_lose_their_worker_many_times_lose_nothing(redis_url: str, deaths: int) -> None:
     stream = source().map(lambda v: v["n"], name="n")
     stream.sink(write.stream("out"), name="out")
 
-    with LocalJob(redis_url, stream.pipeline, partitions=1) as job:
+    with LocalJob(redis_url, stream.pipeline, partitions=1, limits=Limits(deaths=deaths)) as job:
         job.assign()
         for _ in range(6):
             job.restart("w0")
@@ -505,3 +516,20 @@ def test_three_deaths_with_the_trial_at_a_record_give_up_that_record_alone(redis
         assert job.values() == [2, 3, 4, 5]
         assert [letter.error for letter in job.letters()] == ["killed its worker 3 times"]
         assert "trying" not in job.meta((0, 0)) or job.meta((0, 0))["trying"] != "1-0/0"
+
+
+def test_a_state_key_that_another_program_wrote_fails_the_job_and_says_so(redis_url: str) -> None:
+    stream = source()
+    stream.key_by(lambda v: v["k"], name="k").aggregate(count(), name="n").sink(write.stream("out"), name="out")
+
+    with LocalJob(redis_url, stream.pipeline) as job:
+        job.assign()
+        for group in range(GROUPS):
+            job.client.set(keys.state(job.job, 1, group), "not ours")
+        job.send(records(4))
+        job.run_until_idle()
+
+        record = job.jobs.read(job.job)
+        assert record.state is JobState.FAILED
+        assert "a key of ours holds something else" in record.reason
+        assert "another database" in record.reason

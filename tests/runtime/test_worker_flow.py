@@ -15,7 +15,6 @@ from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermar
 from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
-from pipeline.store.scripts import source as script_text
 from stages import partition
 from stages.partition import SliceEnd
 from tests.runtime.harness import (
@@ -30,13 +29,8 @@ KEYS = ["a", "b", "c", "d"]
 
 
 def append(job: LocalJob, place: tuple[int, int], header: Header, batch: Batch | None = None) -> None:
-    """Appends an entry as scripts do: with their own `put`."""
-    prelude = script_text("due").partition("-- The first due timers")[0]
-    body = "put(KEYS[1], KEYS[2], ARGV[1], ARGV[3] == '1' and ARGV[2] or nil, tonumber(ARGV[4])) ring(KEYS[2]) return 1"
-    names = [keys.inbox(job.job, *place), keys.meta(job.job, *place)]
-    payload = encode_batch(batch) if batch is not None else b""
-    args = [encode_header(header), payload, "1" if batch is not None else "0", len(batch) if batch is not None else 0]
-    assert job.client.eval(prelude + body, 2, *names, *args) == 1
+    payload = encode_batch(batch) if batch is not None else None
+    job.append_entry(place, encode_header(header), payload, len(batch) if batch is not None else 0)
 
 
 # Full.
@@ -159,6 +153,56 @@ def test_ten_thousand_outputs_of_one_record_pass_through_a_tiny_inbox(redis_url:
 
         assert sum(job.newest().values()) == 20_001
         assert job.letters() == []
+
+
+# Slow user code.
+
+
+class UserClock:
+    """Goes on only while user code runs."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_step_whose_function_becomes_slow_is_cut_short_inside_its_entry(redis_url: str, is_failing: bool) -> None:
+    clock = UserClock()
+
+    def work(pair: list[Any]) -> list[Any]:
+        clock.now += 0.05 if pair[1] > 3000 else 1e-6
+        if is_failing and pair[1] == 3600:
+            raise ValueError("no")
+        return pair
+
+    flow = sequence_pipeline(between=lambda stream: stream.map(work, name="work"))
+    with LocalJob(redis_url, flow, partitions=1, clock=clock) as job:
+        job.send(numbered(["a"], 4000), entry_records=2500)
+        job.worker()
+        taken: list[int] = []
+        real = job.scripts["w0"].run
+
+        def watch(name: str, keys_: Any, args: Any) -> list[Any]:
+            if name == "commit" and args[6] == "0.0":
+                taken.append(args[15])
+            return real(name, keys_, args)
+
+        job.scripts["w0"].run = watch  # type: ignore[method-assign, assignment]
+        job.assign()
+        job.run_to_the_end()
+
+        behind = [sum(taken[: i + 1]) - 3000 for i in range(len(taken))]
+        first = next(i for i, records in enumerate(behind) if records > 0)
+        # One part of the first slow step; after it the pace knows.
+        assert behind[first] <= 512
+        assert max(taken[first + 1 :]) <= 4
+        assert sum(taken) == 4000
+        if is_failing:
+            assert job.dead_values()[0] == ["a", 3600]
+        else:
+            assert_sequence(job, ["a"], 4000)
 
 
 # Wake-ups.
@@ -322,8 +366,8 @@ def test_the_end_of_two_sources_is_needed_behind_their_union(redis_url: str) -> 
     )
     with LocalJob(redis_url, flow) as job:
         job.assign()
-        job.send(numbered(["l"], 5), source="left")
-        job.send(numbered(["r"], 5), source="right")
+        job.send(numbered(["l"], 5), feeds="left")
+        job.send(numbered(["r"], 5), feeds="right")
         job.leader.close_source("j", job.token, job.plan, "left")
         job.run_until_idle()
         assert job.read() == []
@@ -421,7 +465,7 @@ def test_barriers_and_tables_are_noted_in_their_place_and_no_batch_spans_them(re
                 seen.append((int(meta["taken"]), meta.get("barrier", ""), meta.get("arrived", "")))
             return answer
 
-        job.scripts["w0"].run = watch  # type: ignore[method-assign]
+        job.scripts["w0"].run = watch  # type: ignore[method-assign, assignment]
         job.assign("w0", [(0, 0)])
         job.run_until_idle()
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import sqlite3
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class TableLane:
         rows = self.address.run("select coalesce(max(number), 0) from records where split = ?", self.split)
         return int(rows[0][0])
 
-    def append(self, first: int, batch: Batch) -> None:
+    def append(self, first: int, batch: Batch, place: Callable[[int], str]) -> None:
         mark = Path(self.address.mark)
         if self.address.fails_at and first >= self.address.fails_at and not mark.exists():
             mark.touch()

@@ -11,7 +11,7 @@ import redis
 from bench import Bench, a_batch
 from redis import exceptions
 
-from pipeline.errors import StoreError, StoreFull, StoreUnavailable, UnsuitableServer
+from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
 from pipeline.store.connection import check_server, connect, translated, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -179,7 +179,7 @@ def test_a_server_that_misses_its_replicas_is_away_and_not_wrong(bench: Bench) -
         (exceptions.AuthenticationError("x"), UnsuitableServer),
         (exceptions.NoPermissionError("x"), UnsuitableServer),
         (exceptions.DataError("x"), StoreError),
-        (exceptions.ResponseError("WRONGTYPE Operation"), StoreError),
+        (exceptions.ResponseError("WRONGTYPE Operation"), ForeignData),
     ],
 )
 def test_each_error_of_the_client_becomes_one_of_ours_with_its_cause(error: Exception, ours: type[StoreError]) -> None:

@@ -103,6 +103,16 @@ def test_state_stays_within_the_budget_whether_it_is_written_or_only_looked_at(i
             assert cache.young_bytes <= 10_000 + 60 * 302
 
 
+def test_keys_that_are_only_looked_at_again_and_again_are_dropped_too() -> None:
+    cache, store = StateCache(("one",), 20_000), Store()
+    store.held = {("one", key): encode_value("x" * 100) for key in range(800)}
+
+    for newest in range(800):
+        for key in (newest, *range(0, newest, 7)):
+            cache.prepare({key}, lambda wanted: {"one": store.load(wanted)["one"]})
+            assert len(cache.state["one"]) + len(cache._old["one"]) <= 20_000 // 302 + 2
+
+
 def test_keys_that_are_made_and_deleted_leave_nothing_behind() -> None:
     cache, store = StateCache(OPERATORS, 1 << 20), Store()
     for key in range(1000):

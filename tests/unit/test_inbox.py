@@ -63,7 +63,8 @@ def drained(inbox: Inbox, limit: int) -> list[Any]:
 def test_every_record_is_taken_once_and_in_order_however_it_is_cut(
     entries: list[int | None], limits: list[int]
 ) -> None:
-    made, expected, number = Maker(), [], 0
+    made, number = Maker(), 0
+    expected: list[Any] = []
     for size in entries:
         if size is None:
             made.control(Barrier(number))
@@ -106,7 +107,7 @@ def test_entries_are_joined_up_to_the_limit_with_all_their_columns() -> None:
 
 
 @pytest.mark.parametrize("columns", [{"times": [7]}, {"keys": ["k"]}, {"ids": ["i"]}])
-def test_entries_with_other_columns_are_not_joined_so_that_none_is_lost(columns: dict[str, list[Any]]) -> None:
+def test_entries_with_other_columns_are_not_joined_so_that_none_is_lost(columns: dict[str, Any]) -> None:
     made = Maker().data(1, **columns).data(2).data(3, **columns)
 
     items = drained(made.inbox(), 10)

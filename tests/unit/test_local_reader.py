@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -36,7 +37,7 @@ class FakeLane:
     appends: list[int] = field(default_factory=list)
     count: int = -1
 
-    def append(self, first: int, batch: Batch) -> None:
+    def append(self, first: int, batch: Batch, place: Callable[[int], str]) -> None:
         assert first <= self.taken + 1, f"a gap: {first} after {self.taken}"
         for index, value in enumerate(batch.values):
             if value == "bad":

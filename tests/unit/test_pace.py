@@ -50,6 +50,16 @@ def test_a_step_takes_about_half_of_a_slice() -> None:
     assert pace.allowance() == 100
 
 
+def test_a_step_looks_at_the_clock_several_times_but_not_for_every_record() -> None:
+    pace = Pace(Limits(step_records=8000))
+    seen = []
+    for _ in range(8):
+        seen.append(pace.part())
+        pace.note(pace.allowance(), 0, 0.0)
+
+    assert seen == [1, 1, 2, 8, 32, 128, 512, 512]
+
+
 @given(
     notes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10**6), st.floats(0, 100))),
     step_records=st.integers(1, 8000),

@@ -11,9 +11,10 @@ if tonumber(m[1] or 0) + 1 ~= tonumber(ARGV[5]) then return {0} end
 local token = ARGV[5] .. ':' .. ARGV[6]
 local position = m[2] .. '/' .. m[3]
 local deaths = m[5] == position and tonumber(m[4]) or 0
--- From the second death on records run singly and say so first: only a record that was in hand then counts.
+-- From the second death on records run singly and say so first: only a record that was in hand then counts. One such
+-- death alone proves nothing against it: whoever kills workers from outside hits it by chance.
 if ARGV[8] == '1' then
-  if m[6] == position then deaths = math.max(deaths, 2) + 1 elseif deaths < 2 then deaths = deaths + 1 end
+  if m[6] == position then deaths = math.max(deaths + 1, 2) elseif deaths < 2 then deaths = deaths + 1 end
 end
 call('HDEL', meta, 'ring', 'trying')
 call('DEL', KEYS[5])
