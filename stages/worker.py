@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from pipeline.errors import CeleriacError, ForeignData, JobStateError, StoreError, UnknownJob
+from pipeline.errors import CeleriacError, ForeignData, JobStateError, SinkError, StoreError, UnknownJob
 from pipeline.graph import Graph
 from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
@@ -180,7 +180,9 @@ class Worker:
         return SliceEnd.STALE
 
     def _fail(self, place: Place, error: CeleriacError) -> SliceEnd:
-        logger.error("the job fails: %s: %s", self._named(place), error, exc_info=error)
+        # A disk that refuses is no fault of the program: its place in the code would only hide the message.
+        trace = None if isinstance(error, SinkError) else error
+        logger.error("the job fails: %s: %s", self._named(place), error, exc_info=trace)
         hint = f" ({error.hint})" if error.hint else ""
         try:
             self._jobs.transition(self.ownership.job, JobState.FAILED, f"stage {place[0]}: {error}{hint}")

@@ -357,7 +357,7 @@ def test_records_that_standard_output_does_not_take_fail_the_job(site: Site) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_a_full_disk_fails_the_job_with_its_path_and_leaves_the_old_result(site: Site) -> None:
+def test_a_full_disk_fails_the_job_with_its_path_and_leaves_nothing_there(site: Site) -> None:
     site.write(SMALL.replace("range(1000)", "['x' * 100_000] * 60"))
     disk = site.root / "work/disk"
     disk.mkdir()
@@ -373,4 +373,5 @@ def test_a_full_disk_fails_the_job_with_its_path_and_leaves_the_old_result(site:
 
     assert done.returncode == 1, done.stderr
     assert "No space left on device (free some space on that disk, or write to another one)" in done.stderr
+    assert "Traceback" not in done.stderr
     assert left == []
