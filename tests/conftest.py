@@ -7,9 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import settings
 
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.errors import EnvironmentFault
+
+# No test is timed. The quick profile keeps the suite fit to be run often; thorough is for a hunt.
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("thorough", max_examples=500, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,13 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     """The session's server. A test that kills or fills a server starts one of its own."""
-    try:
-        server = EmbeddedRedis.start(fsync=request.config.getoption("--redis-fsync"))
-    except EnvironmentFault as fault:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"{fault} ({fault.hint})")
-    with server:
+    with EmbeddedRedis.start(fsync=request.config.getoption("--redis-fsync")) as server:
         yield server
 
 

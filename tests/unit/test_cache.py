@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.codec import encode_value
@@ -38,7 +38,6 @@ class Store:
             cache.note_size(operator, key, 0)
 
 
-@settings(max_examples=200)
 @given(
     budget=st.sampled_from([0, 500, 2000, 1 << 20]),
     steps=st.lists(

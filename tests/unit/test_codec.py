@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.codec import (
@@ -85,7 +85,6 @@ def test_faults_survive() -> None:
 # Broken bytes.
 
 
-@settings(max_examples=300)
 @given(data=st.binary(max_size=60))
 def test_random_bytes_are_a_decoding_error_or_a_batch(data: bytes) -> None:
     for payload in (data, b"\x01\x01" + data, b"\x01\x02" + data, b"\x01\x01\x95" + data, b"\x01\x02\x95" + data):

@@ -23,11 +23,14 @@ flow.source(read.iterable([1])).map(str).sink(write.console())
 
 @pytest.fixture(autouse=True)
 def _imports_put_back(tmp_path: Path) -> Iterator[None]:
-    path = list(sys.path)
+    path, modules = list(sys.path), dict(sys.modules)
+    for name in registered():
+        del sys.modules[name]
     yield
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
+    sys.modules.update(modules)
     sys.path[:] = path
 
 

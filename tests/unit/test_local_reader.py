@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import EncodingError, EnvironmentFault, InputError
@@ -115,7 +115,6 @@ def test_a_damaged_file_is_named_in_the_error(tmp_path: Path) -> None:
         read("text", path)
 
 
-@settings(deadline=None)
 @given(
     text=st.text(alphabet="ab\r\n", max_size=40),
     block=st.integers(1, 12),
