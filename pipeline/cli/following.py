@@ -85,7 +85,7 @@ class Link:
 
 @dataclass(slots=True)
 class Follower:
-    """Watches one job to its end. `ready_at` is when a worker was first heard of, in monotonic seconds."""
+    """Watches one job to its end. `ready_at` is when the first record was in, in monotonic seconds."""
 
     job: str
     store: JobStore
@@ -162,8 +162,7 @@ class Follower:
             self.screen.note("Redis has room again")
 
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
-        lease = facts.record.plan.limits.lease_seconds
-        if self.ready_at is None and any(each.age_seconds < lease for each in facts.workers):
+        if self.ready_at is None and any(each.taken or each.backlog for each in facts.partitions):
             self.ready_at = time.monotonic()
         self.is_drained = self.is_drained or facts.record.state is JobState.DRAINING
         history.append(facts)

@@ -48,7 +48,7 @@ def result_lines(result: Result) -> list[str]:
             lines.append(f"  {label}: {total:,}")
     lines += dead_letter_lines(facts, result.letters)
     started = duration(result.start_seconds)
-    lines.append(f"  time: {duration(result.total_seconds)}, of which {started} to start")
+    lines.append(f"  time: {duration(result.total_seconds)}, of which {started} until the first record")
     return lines
 
 

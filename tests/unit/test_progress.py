@@ -145,7 +145,7 @@ def test_the_summary_has_what_was_read_written_and_given_up() -> None:
         "    op1: ValueError: 1",
         "    op2: ValueError: 2",
         "    and 2 more",
-        "  time: 13 s, of which 1.2 s to start",
+        "  time: 13 s, of which 1.2 s until the first record",
     ]
 
 
