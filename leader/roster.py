@@ -53,7 +53,6 @@ def stuck_hands(worker: WorkerFacts, stuck_seconds: float) -> list[Hand]:
 
 
 def at_work(worker: WorkerFacts) -> frozenset[str]:
-    """The partitions, as `stage.partition`, that it works at or holds work back of."""
+    """The partitions, as `stage.partition`, that it works at right now."""
     slices = worker.report.get("slices")
-    named = {name for name in slices if isinstance(name, str)} if isinstance(slices, list) else set()
-    return frozenset(named | {hand.partition for hand in hands(worker)})
+    return frozenset(name for name in slices if isinstance(name, str)) if isinstance(slices, list) else frozenset()

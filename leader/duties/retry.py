@@ -30,8 +30,11 @@ class Suspicion:
 
 
 def looks_forgotten(part: PartitionFacts, facts: JobFacts) -> bool:
-    """True when it has work, a live owner, no ticket, and its owner neither works at it nor holds work back."""
-    if part.at_end or part.done or part.queued:
+    """True when it has work, a live owner and no ticket, while its owner is not at work on it.
+
+    One that waits for a full inbox is not forgotten: the commit that drains that inbox rings it.
+    """
+    if part.at_end or part.done or part.queued or part.ring == "w":
         return False
     lease_seconds = facts.record.plan.limits.lease_seconds
     for worker in facts.workers:

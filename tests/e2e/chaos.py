@@ -232,7 +232,7 @@ class Site:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for run in self.runs:
-            run.process.wait(10)
+            run.close()
 
 
 class Run:
@@ -245,6 +245,7 @@ class Run:
         self.logs = logs
         self._site = site
         self._errors = logs.with_suffix(".stderr")
+        self._client: Any = None
         self._link: tuple[JobStore, str] | None = None
         logs.mkdir(exist_ok=True)
         with open(self._errors, "wb") as errors:
@@ -328,7 +329,8 @@ class Run:
         """The job's store and id, as its leader was told them."""
         if self._link is None:
             told = self.child("leader").environ()
-            self._link = JobStore(Scripts(connect(told["CELERIAC_REDIS"]))), told["CELERIAC_JOB"]
+            self._client = connect(told["CELERIAC_REDIS"])
+            self._link = JobStore(Scripts(self._client)), told["CELERIAC_JOB"]
         return self._link
 
     @property
@@ -374,6 +376,12 @@ class Run:
 
         wait_until(has_ended, "the run has ended", seconds)
         assert self.process.returncode == code, self.said()
+
+    def close(self) -> None:
+        """Collects the process, which has ended."""
+        self.process.wait(10)
+        if self._client is not None:
+            self._client.close()
 
     def said(self) -> str:
         return self._errors.read_text()

@@ -63,7 +63,7 @@ def test_a_job_that_is_removed_while_it_runs_leaves_no_key(site: Site, redis_url
     run.finish(code=1)
 
     assert removed.returncode == 0, removed.stderr
-    assert f"there is no job '{job}'" in run.said()
+    assert f"the job {job} was removed by another command" in run.said()
     assert keys_of(redis_url, job) == []
     site.assert_clean("flow.py")
 
@@ -116,7 +116,8 @@ def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
     """Registers a job with limits of its own; `celeriac run --job-id` goes on with it."""
     with contextlib.chdir(site.root / "work"):
         plan = compile_plan(load_graph("flow.py"), 2, limits)
-    JobStore(Scripts(connect(redis_url))).create(job, plan)
+    with connect(redis_url) as client:
+        JobStore(Scripts(client)).create(job, plan)
 
 
 def watch_inboxes(run: Run) -> tuple[int, bool]:

@@ -356,6 +356,7 @@ def test_levelling_leaves_nobody_with_two_more_than_the_newcomers(stages: int, p
         ({"partition": 1, "ring": "1"}, False),
         ({"partition": 1, "ring": ""}, True),
         ({"partition": 2, "ring": "w"}, False),
+        ({"partition": 2, "ring": "1"}, True),  # it was woken, and the ticket got lost
     ],
 )
 def test_a_partition_looks_forgotten_when_nobody_knows_of_its_work(part: dict[str, Any], expected: bool) -> None:
