@@ -56,3 +56,8 @@ def at_work(worker: WorkerFacts) -> frozenset[str]:
     """The partitions, as `stage.partition`, that it works at right now."""
     slices = worker.report.get("slices")
     return frozenset(name for name in slices if isinstance(name, str)) if isinstance(slices, list) else frozenset()
+
+
+def waiting(worker: WorkerFacts) -> frozenset[str]:
+    """The partitions of which it holds a finished step back, until the inbox that it found full has room."""
+    return frozenset(hand.partition for hand in hands(worker) if hand.why == "full")

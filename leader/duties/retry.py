@@ -6,7 +6,7 @@ import logging
 import random
 from dataclasses import dataclass
 
-from leader.roster import at_work, identity, is_live
+from leader.roster import at_work, identity, is_live, waiting
 from pipeline.facts import JobFacts, PartitionFacts
 from pipeline.store.leadership import Leadership
 
@@ -34,12 +34,13 @@ def looks_forgotten(part: PartitionFacts, facts: JobFacts) -> bool:
 
     One that waits for a full inbox is not forgotten: the commit that drains that inbox rings it.
     """
-    if part.at_end or part.done or part.queued or part.ring == "w":
+    if part.at_end or part.done or part.queued:
         return False
     lease_seconds = facts.record.plan.limits.lease_seconds
     for worker in facts.workers:
         if identity(worker) == (part.owner, part.incarnation) and is_live(worker, lease_seconds):
-            return part.ring == "" or part.name not in at_work(worker)
+            known = waiting(worker) if part.ring == "w" else at_work(worker)
+            return part.ring == "" or part.name not in known
     return False
 
 
