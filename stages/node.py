@@ -106,7 +106,7 @@ def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProx
     }
     logs = Path(settings.logs)
     # One name for all incarnations, so that each finds the queue of the one before.
-    leader_env = {**common, "CELERIAC_LEADER": keys.own_leader(settings.job)}
+    leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
     specs = [ChildSpec("leader", (*python, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
     for number in range(settings.workers):
         name = f"w{number}"

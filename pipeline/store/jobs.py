@@ -168,8 +168,8 @@ class JobStore:
             removed = int(self._client.unlink(keys.job(job), keys.leader(job)))
             self._client.zrem(keys.jobs(), job)
             # A leader that was killed has not taken itself out; one that lives comes back by itself.
-            removed += int(self._client.unlink(keys.leader_queue(keys.own_leader(job))))
-            self._client.zrem(keys.leaders(), keys.own_leader(job))
+            removed += int(self._client.unlink(keys.leader_queue(keys.own_leader_name(job))))
+            self._client.zrem(keys.leaders(), keys.own_leader_name(job))
             # kombu's own tables are shared by all jobs: with the last job they go as well.
             patterns = [f"{keys.of_job(job)}*", f"{keys.PREFIX}_kombu.*{tag}*"]
             if not self._client.exists(keys.jobs()):

@@ -126,7 +126,7 @@ def worker_queue_name(job: str, worker: str) -> str:
     return f"{{{job}}}.worker.{worker}"
 
 
-def own_leader(job: str) -> str:
+def own_leader_name(job: str) -> str:
     """The name of the leader process that a run starts for its job. A job's id may be too long for a name."""
     return f"{job[:60]}-{crc32(job.encode()):08x}"
 
