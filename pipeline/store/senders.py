@@ -23,6 +23,7 @@ from pipeline.records import Batch
 from pipeline.store import ids as own_ids
 from pipeline.store import keys
 from pipeline.store.connection import connect
+from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
@@ -84,6 +85,14 @@ class Feed:
         if answer[0] == -3:
             raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
         return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
+
+    def durability(self) -> Durability:
+        """How safe a record is that was taken just now. Raises StoreUnavailable, StoreError."""
+        return read_durability(self._scripts.client)
+
+    def close(self) -> None:
+        """Closes the connections of this feed and its lanes."""
+        self._scripts.client.close()
 
     def complete(self, splits: int) -> None:
         """Says that all splits of the source are finished; the job then ends its input.
