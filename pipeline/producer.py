@@ -154,7 +154,13 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Closes. Raises what `close` raises, unless the body has raised: then that goes first."""
+        try:
+            self.close()
+        except StoreError as other:
+            if error is None:
+                raise
+            _log.error("a producer ends without having sent everything: %s", other)
 
     def __repr__(self) -> str:
         return f"Producer(job={self.job!r}, source={self._destination.source!r}, name={self._destination.name!r})"

@@ -233,7 +233,8 @@ class Outbox:
             with self._lock:
                 queue.put_off(error, self._clock() + self._pause(error, queue.failures))
         except StoreError as error:
-            _log.error("a producer stops: sender=%s: %s", queue.lane.name, error)
+            # Whoever sends, flushes or closes is told by an error.
+            _log.info("a producer stops: sender=%s: %s", queue.lane.name, error)
             with self._lock:
                 self._failure = error
                 self._progress.notify_all()

@@ -455,9 +455,8 @@ def test_one_full_entry_partition_does_not_hold_up_the_lanes_of_another(
         assert sorted(logged(job)[sender] for sender in (b"1", b"2")) == [b"0", b"10"]
 
 
-def test_a_sender_that_waits_for_room_does_not_wait_for_a_batch_to_fill(
-    job: LocalJob, make: Callable[..., Producer]
-) -> None:
+@pytest.mark.usefixtures("job")
+def test_a_sender_that_waits_for_room_does_not_wait_for_a_batch_to_fill(make: Callable[..., Producer]) -> None:
     producer = make(linger_seconds=1000.0, buffer_bytes=3_000)
 
     for number in range(100):
@@ -563,7 +562,7 @@ def test_a_closed_producer_takes_nothing_and_may_be_closed_again(job: LocalJob, 
     assert job.values() == ["value"]
 
 
-def test_a_producer_that_never_sent_has_connected_to_nothing(make: Callable[..., Producer]) -> None:
+def test_a_producer_that_never_sent_has_connected_to_nothing() -> None:
     with Producer("j", "redis://127.0.0.1:1/0") as producer:
         assert not producer.try_send("k", 1)
         assert producer.pending == 0
@@ -584,7 +583,7 @@ def test_closing_gives_up_after_its_timeout_and_says_how_many_records_are_lost(
 
 
 def test_a_producer_that_nobody_holds_any_more_sends_what_it_has_and_ends_its_thread(
-    job: LocalJob, make: Callable[..., Producer], redis_url: str
+    job: LocalJob, redis_url: str
 ) -> None:
     producer = Producer("j", redis_url, linger_seconds=1000.0)
     producer.send("k", "value")
@@ -668,7 +667,7 @@ def test_a_forked_child_sends_by_itself_and_leaves_the_parents_records_alone(red
 
 
 def test_an_event_loop_sends_and_flushes(redis_url: str) -> None:
-    async def story(job: LocalJob) -> None:
+    async def story() -> None:
         async with AsyncProducer(Producer("j", redis_url, linger_seconds=0.001)) as producer:
 
             async def client(key: str) -> None:
@@ -681,7 +680,7 @@ def test_an_event_loop_sends_and_flushes(redis_url: str) -> None:
 
     with LocalJob(redis_url, events()) as job:
         job.assign()
-        asyncio.run(story(job))
+        asyncio.run(story())
         job.run_until_idle()
         assert_sequence(job, [f"k{number}" for number in range(5)], 100)
 

@@ -66,7 +66,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "a bool for a timestamp": ({"timestamp": True}, "timestamp: True is no time"),
     "a text for a timestamp": ({"timestamp": "today"}, "timestamp: 'today' is no time"),
     "a timestamp out of range": ({"timestamp": 2**53}, "timestamp: "),
-    "a datetime without a zone": ({"timestamp": datetime(2024, 1, 1)}, "timestamp: 2024-01-01 00:00:00 has no time"),  # noqa: DTZ001
+    "a datetime without a zone": ({"timestamp": datetime(2024, 1, 1)}, "timestamp: 2024-01-01 00:00:00 has no time"),
 }
 
 
