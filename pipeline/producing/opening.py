@@ -51,6 +51,8 @@ def open_destination(to: Destination, bounds: Bounds) -> Opened:
         address = FeedAddress(to.redis_url, to.job, source.name, full_timeout_seconds=0.0)
         feed = Feed(scripts, address, record.plan, record.generation, patience)
         lanes = [feed.lane(f"{to.name}/{number}", exclusive=True) for number in range(bounds.lanes)]
+        if to.leaves:
+            feed.visit(lanes)
     except (StoreError, ProducerError):
         scripts.client.close()
         raise

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from pipeline.errors import InboxFull, ProducerError, StoreError, StoreUnavailable, UnknownJob
@@ -23,6 +24,9 @@ _MOST_AWAY_SECONDS: Final = 1.0
 
 _IDLE_SECONDS: Final = 30.0
 """A `quit` that could not wake the thread is noticed by then."""
+
+_VISIT_SECONDS: Final = 300.0
+"""Much less than the silence after which a leader forgets a producer without a name."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class Outbox:
         self._is_closing = False
         self._is_abandoned = False
         self._first_asked = 0
+        self._visit_at = self._clock() + _VISIT_SECONDS
         self._failure: StoreError | None = None
         self._thread = threading.Thread(target=self._run, name="celeriac-producer", daemon=True)
         self._thread.start()
@@ -190,8 +195,8 @@ class Outbox:
     def _run(self) -> None:
         is_done = False
         try:
-            while (queue := self._next()) is not None:
-                self._send(queue)
+            while (task := self._next()) is not None:
+                task()
             if self._leaves:
                 self._leave()
             is_done = True
@@ -202,8 +207,8 @@ class Outbox:
                 self._progress.notify_all()
             self._feed.close()
 
-    def _next(self) -> LaneQueue | None:
-        """Waits for a lane with something to send. None when there is nothing left to do."""
+    def _next(self) -> Callable[[], None] | None:
+        """Waits for something to do. None when there is nothing left."""
         with self._lock:
             while True:
                 if self._failure is not None or self._is_abandoned:
@@ -212,9 +217,11 @@ class Outbox:
                 now = self._clock()
                 if due_at <= now:
                     queue.pack(self._bounds)
-                    return queue
+                    return partial(self._send, queue)
                 if self._is_closing and not self._pending():
                     return None
+                if self._leaves and self._visit_at <= now:
+                    return self._visit
                 self._work.wait(min(_IDLE_SECONDS, due_at - now))
 
     def _earliest(self) -> tuple[LaneQueue, float]:
@@ -249,6 +256,14 @@ class Outbox:
         if isinstance(error, StoreUnavailable):
             first, most = _AWAY_SECONDS, _MOST_AWAY_SECONDS
         return self._rng.uniform(0.5, 1.0) * min(most, first * 2.0 ** min(failures, 10))
+
+    def _visit(self) -> None:
+        """Says that this producer is there, though it may have nothing to send."""
+        self._visit_at = self._clock() + _VISIT_SECONDS
+        try:
+            self._feed.visit([queue.lane for queue in self._queues])
+        except StoreError as error:  # the next time has a chance, and what matters is told by the next append
+            _log.info("a producer could not say that it is there: %s", error)
 
     def _leave(self) -> None:
         with self._lock:

@@ -86,6 +86,18 @@ class Feed:
             raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
         return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
 
+    def visit(self, lanes: Sequence[Lane]) -> None:
+        """Says that these lanes, which will not come back under their names, are still there.
+
+        The leader forgets such a lane when it has left without a word. Raises UnknownJob, StoreError.
+        """
+        job = self._address.job
+        names = [keys.visitors(job), keys.job(job)]
+        visitors = [lane.visitor for lane in lanes]
+        answer = self._patience.through_outages(lambda: self._scripts.run("visit", names, visitors))
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}")
+
     def durability(self) -> Durability:
         """How safe a record is that was taken just now. Raises StoreUnavailable, StoreError."""
         return read_durability(self._scripts.client)
@@ -139,6 +151,8 @@ class Lane:
             keys.job(job),
         ]
         self.name = name
+        self.visitor = f"{stage}.{partition} {self._id} {name}"
+        """What it is among the visitors, if it is one."""
 
     def append(
         self,
@@ -237,10 +251,9 @@ class Lane:
         Only for a sender of a name that is never used again: whatever it sends later is refused. Raises UnknownJob.
         """
         job = self._address.job
-        names = [self._log, keys.senders(job), keys.job(job)]
-        answer = self._patience.through_outages(
-            lambda: self._scripts.run("leave", names, [self.name, self._id, self._epoch])
-        )
+        names = [self._log, keys.senders(job), keys.job(job), keys.visitors(job)]
+        args = [self.name, self._id, self._epoch, self.visitor]
+        answer = self._patience.through_outages(lambda: self._scripts.run("leave", names, args))
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}")
         return bool(answer[0])

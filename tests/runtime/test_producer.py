@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from leader.duties.visitors import Visitors
 from pipeline import Pipeline, read, write
 from pipeline.codec import decode_batch
 from pipeline.embedded.redis import EmbeddedRedis
@@ -343,8 +344,34 @@ def test_a_named_producer_stays_known_after_its_end_and_an_unnamed_one_leaves_no
     wait_until(lambda: not threads())
     assert senders(job) == [b"n:0/in/web-1/0"]
     assert set(logged(job)) == {b"1", b"e:1"}
+    assert not job.client.exists(keys.visitors("j"))
     job.run_until_idle()
     assert len(job.values()) == 3
+
+
+def test_an_unnamed_producer_that_was_killed_is_forgotten_by_the_leader_and_a_living_one_is_not(
+    job: LocalJob, make: Callable[..., Producer], redis_url: str
+) -> None:
+    make().send("k", 1)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, redis_url, "100000"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    facts = job.jobs.facts("j")
+    visitors = job.client.zrange(keys.visitors("j"), 0, -1)
+    assert len(visitors) == 8
+    assert Visitors(job.leader).run_once(facts, job.token) == {}
+    for visitor in sorted(visitors, key=lambda each: int(each.split()[1]))[4:]:
+        job.client.zincrby(keys.visitors("j"), -3_700_000, visitor)
+
+    duty = Visitors(job.leader)
+    assert duty.run_once(facts, job.token) == {"visitors_forgotten": 4}
+    assert duty.run_once(facts, job.token) == {}
+
+    assert len(senders(job)) == 4
+    assert sorted(logged(job)) == sorted([*(b"%d" % n for n in range(1, 5)), *(b"e:%d" % n for n in range(1, 5))])
 
 
 # Faults of the way.

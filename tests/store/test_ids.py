@@ -10,7 +10,7 @@ import pytest
 import redis
 from bench import ENTRY, Bench, a_batch
 
-from pipeline.errors import ForeignData, InboxFull, StaleSender, StoreFull
+from pipeline.errors import ForeignData, InboxFull, StaleSender, StoreFull, UnknownJob, UnknownSender
 from pipeline.messages import Data
 from pipeline.plan import PRODUCER_FORMAT, SourcePlan
 from pipeline.settings import Limits
@@ -202,7 +202,7 @@ def replace_options(source: SourcePlan) -> SourcePlan:
     return msgspec.structs.replace(source, options={})
 
 
-# Leaving, and what the server promises.
+# Leaving, visitors, and what the server promises.
 
 
 def test_a_sender_that_leaves_leaves_nothing_behind_but_its_records(bench: Bench) -> None:
@@ -227,6 +227,56 @@ def test_a_zombie_cannot_make_the_job_forget_its_successor(bench: Bench) -> None
     assert not old.leave()
 
     new.append(1, a_batch("a"))
+
+
+def test_visitors_that_are_silent_for_long_are_forgotten_and_nobody_else(make: Callable[..., Bench]) -> None:
+    bench = make(partitions=2)
+    stayed, named, left = bench.lane("_stays/0"), bench.lane("named/0"), bench.lane("_leaves/0")
+    bench.feed().visit([stayed, left])
+    bench.client.zincrby(keys.visitors("j"), -3_600_001, left.visitor)
+
+    assert bench.leadership.forget_visitors("j", bench.token, 3600.0, 10) == 1
+    assert bench.leadership.forget_visitors("j", bench.token, 3600.0, 10) == 0
+
+    for lane in (stayed, named):
+        lane.append(1, a_batch("a"))
+    with pytest.raises(UnknownSender):
+        left.append(1, a_batch("a"))
+    names = {name for name in bench.client.hkeys(keys.senders("j")) if name.startswith(b"n:")}
+    assert names == {b"n:0/lines/_stays/0", b"n:0/lines/named/0"}
+    assert bench.client.zrange(keys.visitors("j"), 0, -1) == [stayed.visitor.encode()]
+
+
+def test_no_more_visitors_are_forgotten_at_once_than_asked_for(bench: Bench) -> None:
+    lanes = [bench.lane(f"_{number}/0") for number in range(5)]
+    bench.feed().visit(lanes)
+    for lane in lanes:
+        bench.client.zincrby(keys.visitors("j"), -10_000, lane.visitor)
+
+    assert bench.leadership.forget_visitors("j", bench.token, 1.0, 3) == 3
+    assert bench.leadership.forget_visitors("j", bench.token, 1.0, 3) == 2
+
+
+def test_a_visitor_that_was_heard_of_again_stays(bench: Bench) -> None:
+    lane = bench.lane("_v/0", exclusive=True)
+    for _ in range(2):
+        bench.feed().visit([lane])
+        bench.client.zincrby(keys.visitors("j"), -10_000, lane.visitor)
+    bench.feed().visit([lane])
+
+    assert bench.leadership.forget_visitors("j", bench.token, 1.0, 10) == 0
+    assert lane.leave()
+    assert not bench.client.exists(keys.visitors("j"))
+
+
+def test_a_removed_job_takes_no_visitors(bench: Bench) -> None:
+    lane = bench.lane("_v/0")
+    bench.jobs.erase("j")
+
+    with pytest.raises(UnknownJob):
+        bench.feed().visit([lane])
+
+    assert bench.snapshot() == {}
 
 
 @pytest.mark.parametrize(
