@@ -442,6 +442,23 @@ def test_a_server_without_the_job_is_told_at_the_first_send_and_a_job_that_comes
         assert job.values() == ["late"]
 
 
+def test_a_redis_that_came_back_without_its_last_records_ends_the_producer_and_leaves_no_gap(
+    job: LocalJob, make: Callable[..., Producer]
+) -> None:
+    producer = make("web-1", lanes=1)
+    for number in range(10):
+        producer.send("k", number)
+    producer.flush()
+    job.client.hset(keys.log("j", 0, 1), "1", 7)
+    before = [job.client.xrange(keys.inbox("j", *place)) for place in job.places]
+
+    producer.send("k", 10)
+    with pytest.raises(StoreError, match="the job has its numbers up to 7, and others do not follow"):
+        producer.flush()
+
+    assert [job.client.xrange(keys.inbox("j", *place)) for place in job.places] == before
+
+
 # Full.
 
 
