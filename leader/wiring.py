@@ -12,6 +12,7 @@ from leader.duties.lifecycle import Lifecycle
 from leader.duties.placement import Placement
 from leader.duties.retention import Retention
 from leader.duties.retry import Retry
+from leader.duties.visitors import Visitors
 from leader.round import Duties, Round
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -44,6 +45,7 @@ def make_round(
                 Ending(leadership),
                 Lifecycle(jobs),
                 retention,
+                Visitors(leadership),
             ),
             ended=(retention,),
         )

@@ -31,6 +31,10 @@ class InputError(CeleriacError):
     """Raised when a source cannot be read: a missing file, a folder without files, a bad header."""
 
 
+class ProducerError(CeleriacError):
+    """Raised when a producer is used wrongly: a bad argument, a source that takes no records, sending after its end."""
+
+
 class SinkError(CeleriacError):
     """Raised when a sink cannot be written or published."""
 

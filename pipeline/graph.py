@@ -11,7 +11,7 @@ from pipeline.kernel.contract import KeyedOperator
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What a source reads. `format` is text, csv, json, parquet or iterable; `path` a file, folder or glob.
+    """What a source reads. `format` is text, csv, json, parquet, iterable or producer; `path` a file, folder or glob.
 
     `options` holds JSON values only (column names, delimiter, engine, ...). `items` makes the values of an
     iterable source; it is None for the others.

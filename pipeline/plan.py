@@ -49,6 +49,17 @@ class SinkPlan(msgspec.Struct, frozen=True):
     key_field: str | None
 
 
+class SourcePlan(msgspec.Struct, frozen=True):
+    """A source as those outside its process need it: `options` holds JSON values."""
+
+    name: str
+    format: str
+    options: dict[str, Any]
+
+
+PRODUCER_FORMAT = "producer"
+"""Sources that nobody reads: applications send to them."""
+
 STREAM_FORMATS = ("console", "stream")
 """Sinks that are output streams in Redis; all others write files."""
 
@@ -65,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
     stages: tuple[StagePlan, ...]
     sinks: tuple[SinkPlan, ...]
     limits: Limits
+    sources: tuple[SourcePlan, ...] = ()
 
     def stage(self, index: int) -> StagePlan:
         return self.stages[index]
@@ -75,6 +87,10 @@ class Plan(msgspec.Struct, frozen=True):
             if not stage.keyed and stage.name == source:
                 return stage
         raise KeyError(source)
+
+    def source(self, name: str) -> SourcePlan | None:
+        """The source of that name, or None."""
+        return next((source for source in self.sources if source.name == name), None)
 
     def partitions(self) -> list[tuple[int, int]]:
         """All (stage, partition) of the job, upstream first."""
@@ -128,7 +144,10 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
         for node in graph.nodes
         if isinstance(node, Sink)
     )
-    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits)
+    sources = tuple(
+        SourcePlan(node.name, node.spec.format, node.spec.options) for node in graph.nodes if isinstance(node, Source)
+    )
+    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits, sources)
 
 
 def fingerprint(graph: Graph) -> str:

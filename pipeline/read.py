@@ -9,10 +9,16 @@ from typing import Any, Final
 
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
+from pipeline.plan import PRODUCER_FORMAT
 from pipeline.validation import absolute_path, check_function, is_unicode, suggestion
 
 READERS: Final = ("auto", "local", "spark")
 TYPES: Final = ("int", "float", "text")
+
+ID_SECONDS: Final = 86_400
+ID_COUNT: Final = 1_000_000
+_MOST_ID_SECONDS: Final = 366 * 86_400
+_MOST_IDS: Final = 1_000_000_000
 
 
 def text(path: str | os.PathLike[str], reader: str = "auto") -> SourceSpec:
@@ -84,6 +90,31 @@ def iterable(items: list[Any] | tuple[Any, ...] | range | Callable[[], Iterable[
         )
     check_function(items, (), "read.iterable")
     return SourceSpec("iterable", items=items)
+
+
+def producer(with_keys: bool = False, id_seconds: int = ID_SECONDS, id_count: int = ID_COUNT) -> SourceSpec:
+    """The records that applications send with `pipeline.producer.Producer`. It has no end: the job runs until drained.
+
+    with_keys: each value is a dict {"key": ..., "value": ...}; else it is the value that was sent, and the key it was
+    sent with only decides which records keep their order.
+    id_seconds, id_count: how long, and how many, ids that records were sent with are remembered, to drop the records
+    that come again. The bound of time or the bound of number, whichever is met first.
+    Raises PipelineError for a bad argument.
+    """
+    if not isinstance(with_keys, bool):
+        raise PipelineError(f"read.producer: with_keys must be True or False, not {with_keys!r}")
+    options = {
+        "with_keys": with_keys,
+        "id_seconds": _whole(id_seconds, "id_seconds", _MOST_ID_SECONDS),
+        "id_count": _whole(id_count, "id_count", _MOST_IDS),
+    }
+    return SourceSpec(PRODUCER_FORMAT, "", options)
+
+
+def _whole(number: object, field: str, most: int) -> int:
+    if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= most:
+        return number
+    raise PipelineError(f"read.producer: {field} must be a whole number from 1 to {most:,}, not {number!r}")
 
 
 def _reader(reader: object, owner: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
@@ -12,11 +13,14 @@ import click
 
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.produce import produce_lines
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
 from pipeline.cli.run import RunOptions, run_pipeline
-from pipeline.errors import DecodingError, UnknownJob
+from pipeline.cli.screen import Screen
+from pipeline.errors import DecodingError, InputError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.lifecycle import ENDED, JobState
+from pipeline.producer import Producer
 from pipeline.publishing import discard_job
 from pipeline.read import READERS
 from pipeline.store.connection import connect
@@ -160,6 +164,35 @@ def remove(job: str, redis_url: str, force: bool) -> None:
     count = store.remove(job)
     discard_job(record)
     click.echo(f"job {job} is removed: {count} keys")
+
+
+@celeriac.command(epilog=HELP)
+@_JOB
+@_SERVER
+@click.option("--source", help="The source's name, where the pipeline has several that take records.")
+@click.option("--name", help="A name of this sender that stays through restarts; it fences off an older process.")
+@click.option(
+    "--wait",
+    "wait_seconds",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for a job that is full, or for Redis.",
+)
+@click.option("--quiet", is_flag=True, help="Show errors only.")
+@_DEBUG
+def produce(job: str, redis_url: str, source: str | None, name: str | None, wait_seconds: float, quiet: bool) -> Exit:
+    """Send records from standard input into a running job, which must read from read.producer().
+
+    One JSON object a line: {"key": "k", "value": 1, "id": "evt-1", "timestamp": 1700000000000}. Only the value is
+    needed. It ends when the job has them all. A bad line is named, and nothing behind it is sent.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed", hint="celeriac produce JOB < records.jsonl")
+    with Screen(quiet) as screen:
+        producer = Producer(job, redis_url, source=source, name=name, full_timeout_seconds=wait_seconds)
+        with producer:
+            return produce_lines(sys.stdin.buffer, producer, screen.note)
 
 
 def _records(store: JobStore) -> list[JobRecord]:

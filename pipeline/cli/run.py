@@ -21,7 +21,7 @@ from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import load_graph
-from pipeline.plan import Plan, compile_plan
+from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan
 from pipeline.publishing import check_targets, discard_job, file_sinks, publish_job
 from pipeline.settings import Limits
 from pipeline.sinks.publisher import Published
@@ -89,7 +89,7 @@ def _check_inputs(graph: Graph, store: JobStore, job: str, screen: Screen) -> No
     if job in store.list_ids():
         return
     for node in graph.nodes:
-        if isinstance(node, Source) and node.spec.items is None:
+        if isinstance(node, Source) and node.spec.items is None and node.spec.format != PRODUCER_FORMAT:
             found = open_files(node.spec)
             if found.doubt():
                 screen.warn(f"warning: {node.spec.path}: {found.doubt()}")
@@ -169,7 +169,7 @@ class Run:
 
     def _node_settings(self) -> NodeSettings:
         is_open = self.record.state is JobState.RUNNING
-        names = [node.name for node in self.graph.nodes if isinstance(node, Source)]
+        names = [source.name for source in self._sources() if source.spec.format != PRODUCER_FORMAT]
         return NodeSettings(
             redis=self.server.url,
             job=self.job,
@@ -182,11 +182,20 @@ class Run:
             stop_seconds=CANCEL_SECONDS,
         )
 
+    def _sources(self) -> list[Source]:
+        return [node for node in self.graph.nodes if isinstance(node, Source)]
+
     def _announce(self) -> None:
         where = "a Redis of its own" if self.server.embedded is not None else without_password(self.server.url)
         partitions = self.plan.stages[0].partitions
         workers = f"{self.options.workers} worker{'' if self.options.workers == 1 else 's'}"
         self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
+        for source in self._sources():
+            if source.spec.format == PRODUCER_FORMAT:
+                self.screen.note(
+                    f"source {source.name} takes records until Ctrl-C: "
+                    f"celeriac produce {self.job} --source {source.name} --redis {without_password(self.server.url)}"
+                )
 
     def _publish(self, store: JobStore, link: Link, facts: JobFacts) -> list[Published]:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""

@@ -66,6 +66,22 @@ def log(job: str, stage: int, partition: int) -> str:
     return f"{of_job(job)}:log:{stage}.{partition}"
 
 
+def ids(job: str, source: str, group: int) -> str:
+    """Sorted set: 16-byte digest of a record's own id by the time it was first seen, in milliseconds.
+
+    Written, trimmed by age and number, and given its expiry by append.
+    """
+    return f"{of_job(job)}:ids:{group}:{source}"
+
+
+def visitors(job: str) -> str:
+    """Sorted set: `stage.partition id name` of a sender without a name of its own by when it was last heard of, in ms.
+
+    Written by those senders; they take themselves out, or the leader does when they are silent for long.
+    """
+    return of_job(job) + ":visitors"
+
+
 def waiting(job: str, stage: int, partition: int) -> str:
     """Hash: meta keys of the partitions that found this inbox full."""
     return f"{of_job(job)}:waiting:{stage}.{partition}"

@@ -94,6 +94,24 @@ class Leadership:
         names = [keys.workers(job), keys.leader(job)]
         return self._answer(job, self._scripts.run("forget", names, [token, worker, incarnation])) == 1
 
+    def forget_visitors(self, job: str, token: str, silent_seconds: float, count: int) -> int:
+        """Forgets at most `count` senders without a name that were silent for so long; returns how many.
+
+        Raises StaleTerm.
+        """
+        milliseconds = int(silent_seconds * 1000)
+        names = [keys.leader(job), keys.visitors(job)]
+        answer = self._scripts.run("silent", names, [token, milliseconds, count])
+        self._answer(job, answer)
+        forgotten = 0
+        for visitor in answer[1]:
+            place, sender, name = visitor.decode().split(" ", 2)
+            stage, _, partition = place.partition(".")
+            log = keys.log(job, int(stage), int(partition))
+            args = [token, visitor, name, sender, milliseconds]
+            forgotten += self._answer(job, self._scripts.run("expire", [*names, keys.senders(job), log], args))
+        return forgotten
+
     def adopt_server(self, job: str, token: str, run_id: str) -> None:
         """Records the server's run id, once every partition has a new term. Raises StaleTerm."""
         self._answer(job, self._scripts.run("adopt", [keys.leader(job), keys.job(job)], [token, run_id]))

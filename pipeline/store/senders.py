@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ from pipeline.errors import (
 )
 from pipeline.plan import Plan
 from pipeline.records import Batch
+from pipeline.store import ids as own_ids
 from pipeline.store import keys
 from pipeline.store.connection import connect
+from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
@@ -84,6 +86,26 @@ class Feed:
             raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
         return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
 
+    def visit(self, lanes: Sequence[Lane]) -> None:
+        """Says that these lanes, which will not come back under their names, are still there.
+
+        The leader forgets such a lane when it has left without a word. Raises UnknownJob, StoreError.
+        """
+        job = self._address.job
+        names = [keys.visitors(job), keys.job(job)]
+        visitors = [lane.visitor for lane in lanes]
+        answer = self._patience.through_outages(lambda: self._scripts.run("visit", names, visitors))
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}")
+
+    def durability(self) -> Durability:
+        """How safe a record is that was taken just now. Raises StoreUnavailable, StoreError."""
+        return read_durability(self._scripts.client)
+
+    def close(self) -> None:
+        """Closes the connections of this feed and its lanes."""
+        self._scripts.client.close()
+
     def complete(self, splits: int) -> None:
         """Says that all splits of the source are finished; the job then ends its input.
 
@@ -118,6 +140,7 @@ class Lane:
         self._patience = patience
         self._address = address
         self._limits = plan.limits
+        self._memory = own_ids.Memory.of(plan.source(address.source))
         self._id, self._epoch, partition, self.taken, self.finished = registration
         job, stage = address.job, plan.entry_stage(address.source).index
         self._log = keys.log(job, stage, partition)
@@ -128,12 +151,21 @@ class Lane:
             keys.job(job),
         ]
         self.name = name
+        self.visitor = f"{stage}.{partition} {self._id} {name}"
+        """What it is among the visitors, if it is one."""
 
-    def append(self, first: int, batch: Batch, place: Callable[[int], str] = _no_place) -> None:
+    def append(
+        self,
+        first: int,
+        batch: Batch,
+        place: Callable[[int], str] = _no_place,
+        ids: Sequence[str | None] | None = None,
+    ) -> None:
         """Appends the records numbered first .. first + len(batch) - 1; what the job has already is cut off.
 
         A record that cannot be encoded, or is larger than the job's limit, becomes a fault: it keeps its number and
         ends as a dead letter, which says by `place(index)` where the record is from. Blocks while the inbox is full.
+        `ids` are the records' own, of the outside world: one that the source has seen before is taken and dropped.
         Returns when Redis has taken the records.
         Raises InboxFull (after `full_timeout_seconds`), InboxClosed, StaleSender, UnknownSender, UnknownJob,
         StoreError for a gap.
@@ -143,17 +175,26 @@ class Lane:
         start = max(0, self.taken + 1 - first)
         while start < len(batch):
             stop = min(len(batch), start + max(1, self._limits.inbox_records // 8))
-            start = self._append_piece(first, batch, start, stop, place)
+            start = self._append_piece(first, batch, start, stop, place, ids)
 
-    def _append_piece(self, first: int, batch: Batch, start: int, stop: int, place: Callable[[int], str]) -> int:
+    def _append_piece(
+        self,
+        first: int,
+        batch: Batch,
+        start: int,
+        stop: int,
+        place: Callable[[int], str],
+        ids: Sequence[str | None] | None,
+    ) -> int:
         piece = batch.slice(start, stop)
         payload = encode_faulty(piece, self._limits.record_bytes, lambda index: place(start + index))
         if len(payload) > self._limits.entry_bytes and stop - start > 1:
-            return self._append_piece(first, batch, start, start + (stop - start) // 2, place)
-        self._send(first + start, len(piece), payload)
+            return self._append_piece(first, batch, start, start + (stop - start) // 2, place, ids)
+        self._send(first + start, len(piece), payload, ids[start:stop] if ids is not None else ())
         return self.taken + 1 - first
 
-    def _send(self, first: int, count: int, payload: bytes) -> None:
+    def _send(self, first: int, count: int, payload: bytes, ids: Sequence[str | None]) -> None:
+        id_keys, id_args = own_ids.arguments(self._address.job, self._address.source, ids, self._memory)
         args = [
             self._id,
             self._epoch,
@@ -163,10 +204,11 @@ class Lane:
             "",
             self._limits.inbox_records,
             self._limits.inbox_bytes,
+            *id_args,
         ]
         full_since: float | None = None
         while True:
-            code, last = self._answer(args)
+            code, last = self._answer([*self._keys, *id_keys], args)
             if code == -4:
                 full_since = full_since if full_since is not None else self._patience.clock()
                 self._wait_while_full(full_since)
@@ -176,10 +218,10 @@ class Lane:
                 return
             raise self._refusal(code, last)
 
-    def _answer(self, args: list[Any]) -> tuple[int, int]:
+    def _answer(self, names: list[str], args: list[Any]) -> tuple[int, int]:
         """The script's answer; a Redis without memory counts as a full inbox."""
         try:
-            code, last = self._run("append", self._keys, args)
+            code, last = self._run("append", names, args)
         except StoreFull:
             return -4, self.taken
         return code, last
@@ -202,6 +244,19 @@ class Lane:
         )
         if answer[0] != 1:
             raise self._refusal(answer[0], answer[1] if len(answer) > 1 else 0)
+
+    def leave(self) -> bool:
+        """Makes the job forget this sender, so that it leaves nothing behind. False when it was not known any more.
+
+        Only for a sender of a name that is never used again: whatever it sends later is refused. Raises UnknownJob.
+        """
+        job = self._address.job
+        names = [self._log, keys.senders(job), keys.job(job), keys.visitors(job)]
+        args = [self.name, self._id, self._epoch, self.visitor]
+        answer = self._patience.through_outages(lambda: self._scripts.run("leave", names, args))
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}")
+        return bool(answer[0])
 
     def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
         return self._patience.through_outages(lambda: self._scripts.run(script, names, args))

@@ -101,6 +101,7 @@ WRITES: dict[str, Callable[[Bench, str], Any]] = {
     "close": lambda b, t: b.leadership.close_source("j", t, b.plan, "lines"),
     "gate": lambda b, t: b.leadership.set_gate("j", t, "closed"),
     "forget": lambda b, t: b.leadership.forget_worker("j", t, "w", "1-a"),
+    "visitors": lambda b, t: b.leadership.forget_visitors("j", t, 1.0, 10),
     "adopt": lambda b, t: b.leadership.adopt_server("j", t, "other"),
     "transition": lambda b, t: b.jobs.transition("j", JobState.FAILED, "why", t),
 }

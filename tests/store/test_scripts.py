@@ -20,6 +20,7 @@ FOLDER = Path(str(resources.files("pipeline.store"))) / "scripts"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude")
 ARGUMENTS: dict[str, Any] = {
     "stage": 1, "partition": 2, "group": 3, "operator": "op", "sink": "out", "worker": "w",
+    "source": "in",
 }  # fmt: skip
 
 OF_JOBS = [

@@ -1,6 +1,8 @@
 -- Appends one batch of an external sender to its entry inbox, and rings.
--- KEYS: inbox, meta, log, job
--- ARGV: sender id, epoch, first number, count, payload, watermark or '', inbox_records, inbox_bytes
+-- KEYS: inbox, meta, log, job; then the sets of remembered ids that this batch meets, if its records have ids
+-- ARGV: sender id, epoch, first number, count, payload, watermark or '', inbox_records, inbox_bytes;
+--   with ids also: milliseconds that an id is remembered, most ids in a set; then for each set: the records' indices in
+--   the batch, with a space between, and their ids' digests of 16 bytes, one behind the other
 -- Returns {code, last number taken}:
 --   1 appended   2 all of it was taken before   3 a part was: resend from last + 1   -1 unknown sender
 --   -2 a newer instance of the sender exists    -3 closed   -4 full   -5 no such job   -6 a gap: resend from last + 1
@@ -23,9 +25,39 @@ local records, bytes = backlog(meta)
 if j[2] == 'closed' or records >= tonumber(ARGV[7]) or bytes >= tonumber(ARGV[8]) then return {-4, last} end
 if first ~= last + 1 then return {-6, last} end
 
+-- A record whose id was seen before, here or in an earlier batch, keeps its number; the header says to skip it.
+local skip, fresh, at = {}, {}, 0
+if #KEYS > 4 then
+  local time = call('TIME')
+  at = time[1] * 1000 + math.floor(time[2] / 1000)
+  for k = 5, #KEYS do
+    local n, new, seen = 0, {}, {}
+    for index in string.gmatch(ARGV[2 * k + 1], '%d+') do
+      local digest = string.sub(ARGV[2 * k + 2], n + 1, n + 16)
+      local score = call('ZSCORE', KEYS[k], digest)
+      if seen[digest] or (score and tonumber(score) >= at - tonumber(ARGV[9])) then
+        skip[#skip + 1] = index
+      else
+        new[#new + 1] = digest
+      end
+      seen[digest] = true
+      n = n + 16
+    end
+    fresh[k] = new
+  end
+end
+
 local watermark = ARGV[6] == '' and 'null' or ARGV[6]
-local header = '["D","' .. sender .. '",' .. int(first) .. ',' .. int(count) .. ',' .. watermark .. ',' .. j[3] .. ',[]]'
+local header = '["D","' .. sender .. '",' .. int(first) .. ',' .. int(count) .. ',' .. watermark .. ',' .. j[3] .. ',['
+  .. table.concat(skip, ',') .. ']]'
 put(inbox, meta, header, ARGV[5], count)
 call('HSET', log, sender, int(first + count - 1))
+for k = 5, #KEYS do
+  call('ZREMRANGEBYSCORE', KEYS[k], '-inf', '(' .. int(at - tonumber(ARGV[9])))
+  for _, digest in ipairs(fresh[k]) do call('ZADD', KEYS[k], int(at), digest) end
+  call('ZREMRANGEBYRANK', KEYS[k], 0, -tonumber(ARGV[10]) - 1)
+  if #fresh[k] > 0 then call('PEXPIRE', KEYS[k], ARGV[9]) end
+end
+if #skip > 0 then call('HINCRBY', meta, 'duplicate', #skip) end
 ring(meta)
 return {1, first + count - 1}
