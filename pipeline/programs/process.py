@@ -93,6 +93,7 @@ class Program:
         The code of one that was killed by a signal is negative. Raises Late, Malformed: kill it then.
         """
         self._exchange(request, answers, deadline, None)
+        self._input.close()  # one that has closed its output may still wait for the end of its input
         self._wait(deadline)
         if not self.has_ended:
             raise Late

@@ -107,3 +107,19 @@ def test_a_program_that_is_not_there_is_told_before_anything_starts(site: Site) 
     assert "operator 'tool' needs the program 'no-such-tool', which is not here" in run.said()
     assert "hint: install it, or correct PATH" in run.said()
     site.assert_clean("flow.py")
+
+
+def test_a_program_sees_the_end_of_its_input_when_the_job_is_done(site: Site) -> None:
+    site.write(
+        "import sys\n"
+        "from pipeline import Pipeline, read, write\n"
+        'program = \'import sys; [print("[1]", flush=True) for _ in sys.stdin]; open("ended", "w").close()\'\n'
+        'flow = Pipeline("end")\n'
+        'flow.source(read.iterable(["a", "b"])).external([sys.executable, "-c", program]).sink(write.jsonl("out"))\n'
+    )
+
+    run = site.start("flow.py", "--workers", "1")
+    run.finish()
+
+    assert (run.folder / "ended").exists()
+    site.assert_clean("flow.py", "out", "ended")

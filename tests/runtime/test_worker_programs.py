@@ -13,8 +13,15 @@ import pytest
 
 from pipeline import Pipeline, Stream, count, read, write
 from pipeline.codec import decode_batch
+from pipeline.errors import EnvironmentFault
 from pipeline.lifecycle import JobState
+from pipeline.loader import load_graph
+from pipeline.plan import compile_plan
 from pipeline.settings import Limits
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+from stages.app import WorkerSettings, make_app
 from stages.partition import SliceEnd
 from tests.runtime.harness import LocalJob, SteppingClock, assert_sequence, in_sequence, numbered, sequence_pipeline
 
@@ -218,3 +225,21 @@ def test_a_program_that_vanishes_fails_the_job_and_makes_no_dead_letters(redis_u
         assert record.state is JobState.FAILED
         assert f"operator 'gone' needs the program '{program}', which is not here" in record.reason
         assert job.letters() == []
+
+
+def test_a_worker_does_not_start_without_the_program(redis_url: str, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec cat")
+    program.chmod(0o755)
+    file = tmp_path / "flow.py"
+    file.write_text(
+        "from pipeline import Pipeline, read, write\n"
+        'flow = Pipeline("gone")\n'
+        f'flow.source(read.iterable([0])).external({str(program)!r}, name="tool").sink(write.stream("out"))\n'
+    )
+    plan = compile_plan(load_graph(str(file)), 1, Limits())
+    JobStore(Scripts(connect(redis_url))).create("j", plan)
+    program.unlink()
+
+    with pytest.raises(EnvironmentFault, match="operator 'tool' needs the program"):
+        make_app(WorkerSettings(redis_url, "j", "w0", "1-a", str(file)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,6 +155,15 @@ def test_plain_lines_keep_their_order_and_may_become_fewer_or_more(runner: MakeR
     assert some(Batch([str(n) for n in range(5000)])).values == [str(n) for n in range(5000) if n % 10]
     assert twice(Batch(["a", "b"])).values == ["a", "a", "b", "b"]
     assert unended(Batch(["never read"])).values == ["a", "b"]
+
+
+def test_a_program_of_plain_lines_need_not_read_all_nor_write_to_the_end(runner: MakeRunner) -> None:
+    values = [f"{n}" * 50 for n in range(20_000)]
+    first = runner("head", "-n", "1", protocol="lines")
+    early = runner("sh", "-c", "echo done; exec >&-; cat >/dev/null", protocol="lines")
+
+    assert first(Batch(values)).values == values[:1]
+    assert early(Batch(values)).values == ["done"]
 
 
 def test_a_filter_that_selects_nothing_is_well_only_where_its_exit_code_is_named(runner: MakeRunner) -> None:
@@ -411,3 +421,18 @@ def test_a_program_that_cannot_be_started_is_no_fault_of_a_record(
         runner("not-there-at-all", protocol=protocol)(Batch(["a"]))
     with pytest.raises(EnvironmentFault, match=r"cannot be started.*Exec format"):
         runner(str(no_program), protocol=protocol)(Batch(["a"]))
+
+
+def documented(language: str) -> str:
+    """The program in the documentation."""
+    page = (Path(__file__).parents[2] / "docs/external.md").read_text()
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return next(block for block in blocks if "stdin" in block or "read" in block)
+
+
+def test_the_programs_of_the_documentation_do_what_it_says(runner: MakeRunner) -> None:
+    words = runner(sys.executable, "-c", documented("python"))
+    hellos = runner("sh", "-c", documented("sh"), protocol="forward")
+
+    assert words(Batch(["a b", "", "c"], ["k", "l", "m"])) == Batch(["a", "b", "c"], ["k", "k", "m"])
+    assert hellos(Batch([" hello\n\\o/ ", "bye"], ["k", "l"])) == Batch([{"key": "k", "value": " hello\n\\o/ "}])
