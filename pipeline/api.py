@@ -6,15 +6,17 @@ It only makes the graph, as frozen data. Running it, and what an operator does, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, Self
+from os import PathLike
+from typing import Any, Literal, Self, overload
 
 from pipeline import validation
 from pipeline.aggregates import Aggregation
 from pipeline.errors import PipelineError
 from pipeline.graph import (
+    External,
     Filter,
     FlatMap,
     Graph,
@@ -31,6 +33,7 @@ from pipeline.graph import (
 )
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.kernel.operators import Aggregate, Last, Reduce, StatefulMap
+from pipeline.programs import checking
 
 
 class Pipeline:
@@ -116,6 +119,65 @@ class Stream:
         name = self.pipeline._choose_name("flat_map", name)
         validation.check_function(fn, ("value",), name)
         return self._then("flat_map", FlatMap(name, (self.name,), fn))
+
+    @overload
+    def external(
+        self,
+        program: str | Sequence[str | PathLike[str]],
+        *,
+        protocol: Literal["json"] = "json",
+        timeout_seconds: float = 10.0,
+        memory_bytes: int | None = None,
+        exit_codes: Sequence[int] = (0,),
+        name: str | None = None,
+    ) -> Self: ...
+
+    @overload
+    def external(
+        self,
+        program: str | Sequence[str | PathLike[str]],
+        *,
+        protocol: Literal["lines", "forward"],
+        timeout_seconds: float = 10.0,
+        memory_bytes: int | None = None,
+        exit_codes: Sequence[int] = (0,),
+        name: str | None = None,
+    ) -> Stream: ...
+
+    def external(
+        self,
+        program: str | Sequence[str | PathLike[str]],
+        *,
+        protocol: str = "json",
+        timeout_seconds: float = 10.0,
+        memory_bytes: int | None = None,
+        exit_codes: Sequence[int] = (0,),
+        name: str | None = None,
+    ) -> Stream:
+        """The outputs of a program of any language, which reads standard input and writes standard output.
+
+            hellos = lines.external(["grep", "hello"], protocol="lines", exit_codes=(0, 1))
+            parsed = hellos.external("python3 -u parse.py")
+
+        docs/external.md describes the protocols. "json": each record is a line {"key": ..., "value": ...} and is
+        answered by a line with the list of its outputs, which keep its key. "forward": the lines `key: ` and
+        `value: `, answered by `forward` and these two, or by `filter`; outputs are {"key": ..., "value": ...}, the
+        stream has no keys then. "lines": the program runs once for each batch of values, on streams without keys.
+
+        The program runs without a shell, once per worker, and must answer a batch within `timeout_seconds`;
+        `memory_bytes` limits the address space of each of its processes. It may see a record more than once.
+        """
+        name = self.pipeline._choose_name("external", name)
+        argv = checking.program_argv(program, name)
+        codes = tuple(exit_codes) if isinstance(exit_codes, Iterable) else exit_codes
+        node = External(name, (self.name,), argv, protocol, timeout_seconds, memory_bytes, codes)
+        checking.check_program(node)
+        if protocol == "json":
+            return self._then("external", node)
+        if protocol == "lines" and isinstance(self, KeyedStream):
+            raise checking.lines_lose_keys(name)
+        self.pipeline._add("external", node)
+        return Stream(self.pipeline, name)
 
     def branch(self, *predicates: Callable[[Any], Any], name: str | None = None) -> tuple[Self, ...]:
         """One stream for each predicate, and one more for the rest. A record goes to the first that is true.

@@ -43,6 +43,10 @@ class EnvironmentFault(CeleriacError):
     """Raised when something this machine must have is missing: a Redis server, Java, an extra."""
 
 
+class ProgramError(CeleriacError):
+    """Raised when an external program ends, hangs, refuses a record, or answers what its protocol does not have."""
+
+
 class StoreError(CeleriacError):
     """Root of the errors of the store."""
 

@@ -98,6 +98,26 @@ class Keyed:
 
 
 @dataclass(frozen=True, slots=True)
+class External:
+    """A program of the user on standard input and output; see `pipeline.programs`.
+
+    argv: the program and its arguments; no shell is involved.
+    protocol: "json" keeps the key; behind "lines" and "forward" the stream has none.
+    timeout_seconds: for a batch, and for a record that is tried alone.
+    memory_bytes: address space of each of its processes, or None for no limit.
+    exit_codes: those of a program that did its work; for "lines" only, as the others never end.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    argv: tuple[str, ...]
+    protocol: str = "json"
+    timeout_seconds: float = 10.0
+    memory_bytes: int | None = None
+    exit_codes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
 class Union:
     """All records of its inputs, unkeyed; order holds within each input only."""
 
@@ -115,7 +135,7 @@ class Sink:
     key_field: str | None
 
 
-Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | Union | Sink
+Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | External | Union | Sink
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pipeline.errors import DecodingError
-from pipeline.graph import Graph, KeyBy, Keyed, Node, Sink, Source
+from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source
 from pipeline.settings import Limits
 
 PROTOCOL = 1
@@ -166,6 +166,8 @@ def _details(node: Node) -> list[Any]:
             return [type(node.operator).__name__]
         case KeyBy():
             return [node.field]
+        case External():
+            return [node.argv, node.protocol]
         case _:
             return []
 

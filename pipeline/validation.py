@@ -16,7 +16,8 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from pipeline.errors import PipelineError
-from pipeline.graph import Graph, KeyBy, Keyed, MapWithKey, Node, Sink, Source, Union
+from pipeline.graph import External, Graph, KeyBy, Keyed, MapWithKey, Node, Sink, Source, Union
+from pipeline.programs.checking import check_program, lines_lose_keys
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """A name becomes part of Redis keys, queue names and file names: it stays within what all of them take."""
@@ -247,8 +248,16 @@ def _check_keys(graph: Graph) -> None:
     for node in graph.nodes:
         if isinstance(node, Keyed | MapWithKey) and node.inputs[0] not in keyed:
             raise not_keyed(node.inputs[0], f"operator {node.name!r}")
-        if isinstance(node, KeyBy) or (not isinstance(node, Source | Union) and node.inputs[0] in keyed):
+        if isinstance(node, External):
+            check_program(node)
+            if node.protocol == "lines" and node.inputs[0] in keyed:
+                raise lines_lose_keys(node.name)
+        if isinstance(node, KeyBy) or (not _drops_keys(node) and node.inputs[0] in keyed):
             keyed.add(node.name)
+
+
+def _drops_keys(node: Node) -> bool:
+    return isinstance(node, Source | Union) or (isinstance(node, External) and node.protocol != "json")
 
 
 def not_keyed(stream: str, user: str) -> PipelineError:

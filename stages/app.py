@@ -13,6 +13,7 @@ from celery import Celery, bootsteps
 from pipeline.errors import PipelineError
 from pipeline.loader import load_graph
 from pipeline.plan import fingerprint
+from pipeline.programs.checking import find_programs
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -50,7 +51,8 @@ class WorkerSettings:
 def make_app(settings: WorkerSettings) -> Celery:
     """Loads the user's pipeline and makes the application that serves it.
 
-    Raises PipelineError, also when the file is not the one that was submitted; StoreError.
+    Raises PipelineError, also when the file is not the one that was submitted; EnvironmentFault when an external
+    program is not on this machine; StoreError.
     """
     plan = JobStore(Scripts(connect(settings.redis_url))).read(settings.job).plan
     graph = load_graph(settings.pipeline)
@@ -59,6 +61,7 @@ def make_app(settings: WorkerSettings) -> Celery:
             f"{settings.pipeline} is not the pipeline that job {settings.job!r} was started with",
             hint="run it under a new job id",
         )
+    find_programs(graph.nodes)
 
     def ownership() -> Ownership:
         return Ownership(Scripts(connect(settings.redis_url)), settings.job, settings.worker, settings.incarnation)

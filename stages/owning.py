@@ -60,6 +60,7 @@ class Owning(bootsteps.StartStopStep):
     def shutdown(self, parent: Any) -> None:
         if self._pulse is not None:
             self._pulse.stop()
+        self._worker.close()
 
     def _report(self) -> dict[str, Any]:
         return {**self._worker.hand.report(monotonic()), "consuming": self._is_consuming, "pid": os.getpid()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from pipeline.settings import Limits
@@ -13,11 +14,22 @@ _LARGEST_PART: Final = 512
 """A look at the clock after so many records costs the fastest functions about 2 %."""
 
 
-class Pace:
-    """Learns seconds and outputs per record. A step should take half a slice and stay below the bound of outputs."""
+_FIXED_COST_STEP_SECONDS: Final = 0.1
+"""Starting a program costs about 10 ms, and as much again in a worker that holds much state."""
 
-    def __init__(self, limits: Limits) -> None:
+
+class Pace:
+    """Learns seconds and outputs per record. A step should take half a slice and stay below the bound of outputs.
+
+    With a fixed cost, that of starting a program, what the cheapest step took is not counted, and steps are
+    longer: else few records would be taken because each step is dear, and each record would be dear because few are.
+    """
+
+    def __init__(self, limits: Limits, *, has_fixed_cost: bool = False) -> None:
         self._limits = limits
+        self._step_seconds = _FIXED_COST_STEP_SECONDS if has_fixed_cost else limits.slice_seconds / 2
+        self._has_fixed_cost = has_fixed_cost
+        self._cheapest_seconds = math.inf
         self._allowance = _FIRST
 
     def allowance(self) -> int:
@@ -32,7 +44,10 @@ class Pace:
         """A step of `records` took `seconds` and emitted `outputs`."""
         if not records:
             return
-        by_time = records * self._limits.slice_seconds / 2 / max(seconds, 1e-9)
+        if self._has_fixed_cost:
+            self._cheapest_seconds = min(self._cheapest_seconds, seconds)
+            seconds -= self._cheapest_seconds
+        by_time = records * self._step_seconds / max(seconds, 1e-9)
         by_outputs = records * self._limits.step_outputs / max(outputs, 1)
         most = min(self._limits.step_records, _GROWTH * self._allowance)
         self._allowance = max(1, int(min(most, by_time, by_outputs)))

@@ -112,7 +112,8 @@ class PartitionOwner:
             Letters(context.job, row.stage, row.partition),
         )
         self._expected = context.expected_senders()
-        self._pace = Pace(limits)
+        is_per_batch = any(node.protocol == "lines" for node in context.kernel.externals)
+        self._pace = Pace(limits, has_fixed_cost=is_per_batch)
         self.reset(acquired)
 
     def reset(self, acquired: Acquired) -> None:
@@ -226,8 +227,13 @@ class PartitionOwner:
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
     def _bounds(self, started: float) -> Bounds:
-        """A step is cut short when it takes as long as a whole slice, twice what it was planned for."""
+        """A step is cut short when it takes as long as a whole slice, twice what it was planned for.
+
+        A call of an external program costs much the same for one record as for a batch, and has a deadline.
+        """
         latest = started + self._context.plan.limits.slice_seconds
+        if self._context.kernel.externals:
+            return Bounds(1, lambda: self._clock() >= latest, is_whole=True)
         return Bounds(self._pace.part(), lambda: self._clock() >= latest)
 
     def _batch_again(self, limit: int) -> Batch:

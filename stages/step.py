@@ -39,10 +39,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """After each `records` a step looks whether it `is_over`: it then ends where it is."""
+    """After each `records` a step looks whether it `is_over`: it then ends where it is.
+
+    With `is_whole` it looks only when its records are tried one by one, after a failure.
+    """
 
     records: int
     is_over: Callable[[], bool]
+    is_whole: bool = False
 
 
 WHOLE: Final = Bounds(sys.maxsize, lambda: False)
@@ -93,7 +97,7 @@ class Stepper:
 
     def _process(self, batch: Batch, bounds: Bounds) -> tuple[Step, int]:
         """One call for it all, or several that look at the clock in between; and how many records it was."""
-        if len(batch) <= bounds.records:
+        if bounds.is_whole or len(batch) <= bounds.records:
             return self._kernel.process(batch, self._cache.state), len(batch)
         gathered, done = _Gathered(), 0
         while done < len(batch):

@@ -13,6 +13,7 @@ from pipeline.graph import Graph
 from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
+from pipeline.programs.runners import Programs
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Assigned, Ownership
 from stages.encoding import StepEncoder
@@ -50,12 +51,13 @@ class Worker:
         self.hand = Hand()
         self._clock = clock
         self._jobs = JobStore(ownership.scripts)
+        self._programs = Programs(graph.nodes)
         self._contexts = [
             StageContext(
                 ownership.job,
                 plan,
                 stage,
-                StageKernel(graph, stage),
+                StageKernel(graph, stage, self._programs.runners),
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
             )
@@ -69,6 +71,10 @@ class Worker:
     @property
     def places(self) -> list[Place]:
         return sorted(self._owned)
+
+    def close(self) -> None:
+        """Ends the external programs. A slice after that starts them anew."""
+        self._programs.close()
 
     def look(self) -> list[Place]:
         """Brings what is owned in line with the table; the places that need a slice without a ticket.

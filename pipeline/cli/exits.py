@@ -17,7 +17,7 @@ class Exit(IntEnum):
     USAGE = 2
     """The command, the pipeline, or the job that it names is wrong. Nothing was started."""
     ENVIRONMENT = 3
-    """Redis, Java, an extra or the input is missing."""
+    """Redis, Java, an extra, an external program or the input is missing."""
     DEAD_LETTERS = 4
     """Finished and published, without the records that were given up as dead letters."""
     INTERRUPTED = 130
@@ -35,7 +35,7 @@ Exit codes:
   0    finished
   1    the job failed; with `produce`, a line cannot be sent, or the job stays full
   2    wrong usage, a wrong pipeline, or no such job
-  3    something is missing: Redis, Java, an extra, the input
+  3    something is missing: Redis, Java, an extra, a program, the input
   4    finished, but some records were given up as dead letters
   130  interrupted: drained or cancelled
   141  the reader of the output went away

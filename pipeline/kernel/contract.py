@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeline.records import Batch, Timer
+
+Runner: TypeAlias = Callable[[Batch], Batch]
+"""Runs an external operator over a batch: its outputs, in order. The carriers have them, since the kernel is pure.
+Raises ProgramError or EncodingError for what a record may be the reason of; anything else ends the step."""
 
 
 @dataclass(slots=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from pipeline.errors import PipelineError
-from pipeline.graph import Filter, Graph, Keyed, Sink, Source
+from pipeline.errors import EncodingError, PipelineError, ProgramError
+from pipeline.graph import External, Filter, Graph, Keyed, Sink, Source
 from pipeline.kernel import chain
-from pipeline.kernel.contract import Step, TimerChanges
+from pipeline.kernel.contract import Runner, Step, TimerChanges
 from pipeline.kernel.faults import OperatorError, is_of_user_code
 from pipeline.plan import StagePlan
 from pipeline.records import MAX_TIME, Batch, Timer
@@ -17,7 +18,9 @@ from pipeline.records import MAX_TIME, Batch, Timer
 State = dict[str, dict[Any, Any]]
 """Operator -> key -> state: all keyed operators of the stage, and of each the keys in hand that have any."""
 
-Member = chain.Stateless | Keyed | Sink
+Member = chain.Stateless | Keyed | External | Sink
+
+_NO_RUNNERS: Final[Mapping[str, Runner]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -43,14 +46,19 @@ class _Work:
 class StageKernel:
     """Runs the nodes of one stage. Immutable, so threads may share it; touches nothing but its arguments.
 
+    External operators are the exception: each is run by the carrier's runner of its name.
+
     Batches must be free of faults. Batches that went in or came out share columns, and must not be changed.
     Raises OperatorError when an operator's code fails; the state is then half changed and must be dropped.
     """
 
     keyed_operators: tuple[str, ...]
     """Names of the stateful operators, upstream first."""
+    externals: tuple[External, ...]
+    """The external operators, upstream first."""
 
-    def __init__(self, graph: Graph, plan: StagePlan) -> None:
+    def __init__(self, graph: Graph, plan: StagePlan, runners: Mapping[str, Runner] = _NO_RUNNERS) -> None:
+        """Raises PipelineError for an external operator without a runner."""
         inside = frozenset(plan.nodes)
         self._root = plan.nodes[0]
         self._edges = frozenset(plan.exchanges) | frozenset(plan.sinks)
@@ -61,6 +69,8 @@ class StageKernel:
             and not isinstance(node, Source)
             and (node.name in inside or node.name in plan.exchanges)
         )
+        self.externals = tuple(node for node in self._members if isinstance(node, External))
+        self._runners = {node.name: _runner(node, runners) for node in self.externals}
         self._children: dict[str, list[str]] = {name: [] for name in plan.nodes}
         for node in self._members:
             for source in node.inputs:
@@ -158,6 +168,8 @@ class StageKernel:
     def _apply(self, node: Member, batch: Batch, state: State, work: _Work) -> Batch:
         if isinstance(node, Sink):
             return batch
+        if isinstance(node, External):
+            return self._run_program(node, batch)
         try:
             if isinstance(node, Keyed):
                 return self._apply_keyed(node, batch, state, work)
@@ -169,6 +181,12 @@ class StageKernel:
         if isinstance(node, Filter):
             work.filtered += len(batch) - len(out)
         return out
+
+    def _run_program(self, node: External, batch: Batch) -> Batch:
+        try:
+            return self._runners[node.name](batch)
+        except (ProgramError, EncodingError) as error:
+            raise OperatorError(node.name, error) from error
 
     def _apply_keyed(self, node: Keyed, batch: Batch, state: State, work: _Work) -> Batch:
         changes = TimerChanges(node.name)
@@ -185,3 +203,9 @@ class StageKernel:
             work.timers[(operator, key, due)] = is_set
             if is_set and (due, rank) < work.earliest:
                 work.earliest = (due, rank)
+
+
+def _runner(node: External, runners: Mapping[str, Runner]) -> Runner:
+    if node.name not in runners:
+        raise PipelineError(f"operator {node.name!r} runs a program, and this engine runs none")
+    return runners[node.name]

@@ -118,6 +118,8 @@ class LocalJob:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for worker in self.workers.values():
+            worker.close()
         self.client.close()
 
     @property

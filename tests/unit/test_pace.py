@@ -79,3 +79,20 @@ def test_a_step_without_records_teaches_nothing(seconds: float) -> None:
     pace.note(0, 5, seconds)
 
     assert pace.allowance() == 1
+
+
+def test_a_fixed_cost_of_each_step_does_not_make_the_steps_small() -> None:
+    pace = Pace(Limits(step_records=1000), has_fixed_cost=True)
+    for _ in range(7):
+        pace.note(pace.allowance(), 0, 1.0 + 1e-5 * pace.allowance())
+
+    assert pace.allowance() == 1000
+
+
+def test_slow_records_make_the_next_step_small_with_a_fixed_cost_too() -> None:
+    pace = Pace(Limits(step_records=1000), has_fixed_cost=True)
+    for _ in range(7):
+        pace.note(pace.allowance(), 0, 1.0)
+    pace.note(1000, 0, 2.0)
+
+    assert pace.allowance() == 100
