@@ -46,7 +46,8 @@ class StateCache:
         missing: set[Any] = set()
         for operator in self._operators:
             young, old = self.state[operator], self._old[operator]
-            for key in keys - young.keys():
+            # Not `keys - young.keys()`: that walks through the whole cache.
+            for key in [key for key in keys if key not in young]:
                 if key in old:
                     young[key] = old.pop(key)
                     self._count(operator, key, self._old_sizes.pop((operator, key), 0))

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
+_GC_THRESHOLDS: Final = (50_000, 20, 50)
+"""Batches are many objects without cycles: the collector's usual thresholds make it walk through them all the time."""
+
 
 class Owning(bootsteps.StartStopStep):
     """Takes and leaves queues as the table says, and works once on each partition that is new.
@@ -47,6 +50,7 @@ class Owning(bootsteps.StartStopStep):
             # All that lives now lives on: the collector need not look at it again.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLDS)
             ownership = parent.app.celeriac_pulse_ownership
             self._pulse = Pulse(ownership, self._report, lambda: self._wake(), _end_process)
             self._pulse.start()

@@ -54,6 +54,8 @@ class OutputReader:
 
     def advance(self) -> None:
         """Gives up what was read. Raises StoreError if the reader was moved by somebody else."""
+        if self._read_to == self.position:
+            return
         limits = self._limits
         args = [
             self._reader,
