@@ -17,8 +17,8 @@ from pipeline.store import keys
 from pipeline.store.commits import Output, Target, Write
 from stages.cache import StateCache
 
-_ROUTES_KEPT: Final = 200_000
-"""Keys whose partition is remembered; the memory is emptied when it is full."""
+_KEYS_KEPT: Final = 200_000
+"""Keys of which something is remembered in each memory; it is emptied when it is full."""
 
 
 class Router:
@@ -55,7 +55,7 @@ class Router:
         try:
             return [known[key] for key in wanted]
         except KeyError:
-            if len(known) > _ROUTES_KEPT:
+            if len(known) > _KEYS_KEPT:
                 known.clear()
             table = self._table
             for key in set(wanted):
@@ -80,6 +80,7 @@ class StepEncoder:
         self._job = job
         self._limits = plan.limits
         self._stage = stage
+        self._fields: dict[str, dict[Any, tuple[int, bytes]]] = {}
         self._routers = {edge: Router(plan.stage(to).partitions) for edge, to in stage.exchanges.items()}
         self._inboxes = {
             edge: [Target.partition(job, to, number) for number in range(plan.stage(to).partitions)]
@@ -124,22 +125,33 @@ class StepEncoder:
         sets: dict[int, list[Any]] = {}
         gone: dict[int, list[Any]] = {}
         for operator, changed in step.changed.items():
-            held = cache.state[operator]
+            held, fields = cache.state[operator], self._fields_of(operator)
             for key in changed:
-                field = state_field(operator, key)
+                group, field = fields.get(key) or self._remember(fields, operator, key)
                 if key in held:
                     data = encode_value(held[key])
                     if len(data) > self._limits.record_bytes:
                         raise EncodingError(f"the state of key {key!r} in {operator!r} has {len(data)} bytes")
-                    sets.setdefault(group_of(key), []).extend((field, data))
+                    sets.setdefault(group, []).extend((field, data))
                     cache.note_size(operator, key, len(data))
                 else:
-                    gone.setdefault(group_of(key), []).append(field)
+                    gone.setdefault(group, []).append(field)
                     cache.note_size(operator, key, 0)
         index = self._stage.index
         writes = [Write("HSET", keys.state(self._job, index, group), values) for group, values in sets.items()]
         writes += [Write("HDEL", keys.state(self._job, index, group), values) for group, values in gone.items()]
         return writes
+
+    def _fields_of(self, operator: str) -> dict[Any, tuple[int, bytes]]:
+        """Key -> its group and field, as far as remembered: making them costs more than the value's encoding."""
+        fields = self._fields.setdefault(operator, {})
+        if len(fields) > _KEYS_KEPT:
+            fields.clear()
+        return fields
+
+    def _remember(self, fields: dict[Any, tuple[int, bytes]], operator: str, key: Any) -> tuple[int, bytes]:
+        at = fields[key] = (group_of(key), state_field(operator, key))
+        return at
 
     def timers(self, step: Step) -> list[Write]:
         """The changes of the timer index."""
