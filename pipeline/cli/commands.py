@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pipeline.cli.exits import HELP, Exit
+from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
 from pipeline.cli.run import RunOptions, run_pipeline
@@ -162,6 +163,20 @@ def remove(job: str, redis_url: str, force: bool) -> None:
     count = store.remove(job)
     discard_job(record)
     click.echo(f"job {job} is removed: {count} keys")
+
+
+@celeriac.command()
+@_SERVER
+@click.option("--leader", metavar="NAME", help="A leader process of this name must be at work.")
+@click.option("--job", callback=_job_id, help="With --worker: the job that it serves.")
+@click.option("--worker", metavar="NAME", help="A worker of this name must be at work, unless the job is not.")
+@_DEBUG
+def ping(redis_url: str, leader: str | None, job: str | None, worker: str | None) -> None:
+    """Check that Redis answers, and that a leader or a worker does its work. For health checks: exit code 0 or 3."""
+    if (job is None) != (worker is None):
+        raise click.UsageError("--job and --worker go together")
+    for line in check_health(Scripts(connect(redis_url, timeout_seconds=PING_SECONDS)), leader, job, worker):
+        click.echo(line)
 
 
 @celeriac.command()
