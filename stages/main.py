@@ -22,7 +22,8 @@ def main() -> int:
         print(f"error: {error}\nhint: {error.hint}" if error.hint else f"error: {error}", file=sys.stderr)
         return 3
     node = f"{{{settings.job}}}.{settings.worker}@{socket.gethostname()}"
-    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING"]
+    # Celery's own heartbeat stays: without it a worker cannot be told to send task events (`celeriac flower --events`).
+    quiet = ["--without-gossip", "--without-mingle", "--loglevel=WARNING"]
     app.worker_main(["worker", "--pool=solo", f"--hostname={node}", *quiet])
     return 0
 

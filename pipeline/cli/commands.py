@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import click
 
 from pipeline.cli.exits import HELP, Exit
+from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.produce import produce_lines
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
@@ -28,6 +30,7 @@ from pipeline.store.jobs import JOB_ID, JobStore
 from pipeline.store.scripts import Scripts
 
 REDIS_VARIABLE = "CELERIAC_REDIS"
+FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
 
 _Command = Callable[..., Any]
 
@@ -193,6 +196,42 @@ def produce(job: str, redis_url: str, source: str | None, name: str | None, wait
         producer = Producer(job, redis_url, source=source, name=name, full_timeout_seconds=wait_seconds)
         with producer:
             return produce_lines(sys.stdin.buffer, producer, screen.note)
+
+
+@celeriac.command()
+@_SERVER
+@click.option("--leader", metavar="NAME", help="A leader process of this name must be at work.")
+@click.option("--job", callback=_job_id, help="With --worker: the job that it serves.")
+@click.option("--worker", metavar="NAME", help="A worker of this name must be at work, unless the job is not.")
+@_DEBUG
+def ping(redis_url: str, leader: str | None, job: str | None, worker: str | None) -> None:
+    """Check that Redis answers, and that a leader or a worker does its work. For health checks: exit code 0 or 3."""
+    if (job is None) != (worker is None):
+        raise click.UsageError("--job and --worker go together")
+    for line in check_health(Scripts(connect(redis_url, timeout_seconds=PING_SECONDS)), leader, job, worker):
+        click.echo(line)
+
+
+@celeriac.command()
+@_SERVER
+@click.option(
+    "--address", default="127.0.0.1", show_default=True, help="Listen here. Others than loopback need a password."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=5555, show_default=True, help="0 takes a free one.")
+@click.option("--basic-auth-file", type=click.Path(path_type=Path), help="A file of user:password lines.")
+@click.option("--events", is_flag=True, help="Have workers tell of each ticket, for the Tasks page.")
+@_DEBUG
+def flower(redis_url: str, address: str, port: int, basic_auth_file: Path | None, events: bool) -> None:
+    """Show jobs in the browser: Flower with a page for pipelines. Nothing can be changed there.
+
+    The variable CELERIAC_FLOWER_AUTH may hold the user:password lines instead of a file.
+    """
+    # Not at the top: it needs an extra.
+    from pipeline.flower.access import Access, read_credentials
+    from pipeline.flower.server import FlowerOptions, serve
+
+    credentials = read_credentials(basic_auth_file, os.environ.get(FLOWER_VARIABLE, ""))
+    serve(redis_url, FlowerOptions(Access(address, port, credentials), events), click.echo)
 
 
 def _records(store: JobStore) -> list[JobRecord]:

@@ -27,7 +27,7 @@ from pipeline.graph import Graph, Source
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
 from pipeline.plan import fingerprint
-from pipeline.sources.runner import feed_source
+from pipeline.sources.runner import DEFAULT_MASTER, feed_source
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -42,13 +42,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FeederSettings:
-    """Which source of which job to feed. `target` is the pipeline's file, `reader` empty for the source's own."""
+    """Which source of which job to feed.
+
+    `target` is the pipeline's file, `reader` empty for the source's own, `master` where Spark runs, empty for here.
+    """
 
     redis_url: str = field(repr=False)
     job: str
     source: str
     target: str
     reader: str = ""
+    master: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> FeederSettings:
@@ -61,7 +65,8 @@ class FeederSettings:
                 hint="it is started by `celeriac run`, not by hand",
             )
         redis_url, job, source, target = (environment[name] for name in names)
-        return cls(redis_url, job, source, target, environment.get("CELERIAC_READER", ""))
+        reader, master = (environment.get(name, "") for name in ("CELERIAC_READER", "CELERIAC_SPARK_MASTER"))
+        return cls(redis_url, job, source, target, reader, master)
 
 
 def main() -> int:
@@ -109,7 +114,8 @@ def _feed(settings: FeederSettings, store: JobStore) -> int:
             hint="run the file as it was, or start a new job",
         )
     address = FeedAddress(settings.redis_url, settings.job, settings.source)
-    summary = feed_source(_source(graph, settings.source).spec, address, reader=settings.reader)
+    master = settings.master or DEFAULT_MASTER
+    summary = feed_source(_source(graph, settings.source).spec, address, reader=settings.reader, master=master)
     _log.info("source=%s complete splits=%d records=%d", settings.source, summary.splits, summary.records)
     return 0
 

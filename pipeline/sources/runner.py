@@ -15,6 +15,9 @@ from pipeline.sources.splits import SPLIT_BYTES
 LOCAL_BYTES: Final = 8 << 20
 """Up to this much input, starting Spark costs more than it gives."""
 
+DEFAULT_MASTER: Final = "local[*,4]"
+"""All cores, and four attempts at a task."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -23,7 +26,7 @@ def feed_source(
     address: FeedAddress,
     *,
     reader: str = "",
-    master: str = "local[*,4]",
+    master: str = DEFAULT_MASTER,
     split_bytes: int = SPLIT_BYTES,
 ) -> SourceSummary:
     """Appends every record of the source, each under its split and number, then completes the source.

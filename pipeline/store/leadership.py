@@ -8,6 +8,7 @@ from typing import Literal
 from pipeline.errors import StaleTerm, UnknownJob
 from pipeline.plan import Plan
 from pipeline.store import keys
+from pipeline.store.connection import translated
 from pipeline.store.scripts import Scripts
 
 
@@ -137,6 +138,13 @@ class LeaderRegistry:
         """Says that this leader is here; returns those not heard of for so long. Raises StoreError."""
         answer = self._scripts.run("announce", [keys.leaders()], [self._name, int(silent_seconds * 1000)])
         return [name.decode() for name in answer]
+
+    def heard_seconds(self) -> float | None:
+        """Seconds since this leader was last heard of; None if it is not there. Raises StoreError."""
+        with translated():
+            at_ms = self._scripts.client.zscore(keys.leaders(), self._name)
+            seconds, micros = self._scripts.client.time()
+        return None if at_ms is None else max(0.0, seconds + micros / 1e6 - at_ms / 1000)
 
     def retire(self, leader: str, silent_seconds: float) -> bool:
         """Takes a silent leader out, with its tick queue. False if it was heard of since. Raises StoreError."""

@@ -70,7 +70,11 @@ def test_only_the_spark_package_imports_pyspark() -> None:
 
 
 def test_celery_is_imported_at_the_edges_only() -> None:
-    assert offenders(".", "celery", "kombu", outside=("stages", "leader")) == []
+    assert offenders(".", "celery", "kombu", outside=("stages", "leader", "pipeline/flower")) == []
+
+
+def test_only_the_flower_package_imports_tornado() -> None:
+    assert offenders(".", "tornado", "flower", outside=("pipeline/flower",)) == []
 
 
 def test_the_store_knows_no_engine_and_no_user_interface() -> None:

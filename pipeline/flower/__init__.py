@@ -1,0 +1,1 @@
+"""The Pipelines page in Flower. Tornado, Flower and its Celery application are imported in here only."""

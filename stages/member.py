@@ -1,0 +1,164 @@
+"""`python -m stages.member`: one worker for a job, as a long-lived service that waits until the job works, and again
+when it has ended.
+
+It starts no leader and feeds no source: `celeriac run` elsewhere registers the job, reads its input and publishes its
+results. What it serves comes by the environment, for the address may hold a password.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pipeline.errors import CeleriacError, EnvironmentFault, StoreUnavailable, UnknownJob
+from pipeline.lifecycle import WORKING
+from pipeline.store.agents import AgentLink
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+from stages.agent import Agent
+from stages.supervision import WORKER, ChildSpec
+
+LOOK_SECONDS: Final = 0.5
+STORE_SECONDS: Final = 1.0
+"""As for any node agent: who waits longer for Redis looks after its child too late."""
+
+STOP_SECONDS: Final = 5.0
+"""Between SIGTERM and SIGKILL of the worker; less than the ten seconds that container engines give."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+_NOT_STARTED: Final = 3
+_OUTPUT: Final = Path("/dev/stdout")  # the worker's log is the service's own output, where its engine expects it
+
+_log = logging.getLogger("stages.member")  # its own name is __main__ when it runs
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """Which job to serve under which worker name; `target` is the pipeline's file, as for `celeriac run`."""
+
+    redis_url: str = field(repr=False)
+    job: str
+    target: str
+    worker: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
+        """Raises EnvironmentFault that names what is missing, or a worker's name that is none."""
+        names = ("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_PIPELINE")
+        missing = [name for name in names if not environment.get(name)]
+        if missing:
+            raise EnvironmentFault(f"{', '.join(missing)} is not set", hint="docs/compose.md lists the variables")
+        worker = environment.get("CELERIAC_WORKER") or socket.gethostname()
+        if not _NAME.match(worker):
+            raise EnvironmentFault(
+                f"CELERIAC_WORKER is no name: {worker!r}", hint="use letters, digits, '-', '_' and '.', at most 100"
+            )
+        url, job, target = (environment[name] for name in names)
+        return cls(url, job, target, worker)
+
+
+class JobWatch:
+    """Says whether the job works. While Redis is away it is taken to do what it did before."""
+
+    def __init__(self, store: JobStore, job: str) -> None:
+        self._store = store
+        self._job = job
+        self._works = False
+        self._is_away = False
+
+    def works(self) -> bool:
+        """Raises StoreError, but not when Redis is away."""
+        try:
+            self._works = self._store.state(self._job) in WORKING
+        except UnknownJob:
+            self._works = False
+        except StoreUnavailable as error:
+            if not self._is_away:
+                _log.warning("job=%s cannot be looked at: %s", self._job, error)
+            self._is_away = True
+            return self._works
+        self._is_away = False
+        return self._works
+
+
+def run_member(settings: MemberSettings, stop: threading.Event) -> None:
+    """Serves the job whenever it works, until `stop`. Raises StoreError, EnvironmentFault."""
+    watch = JobWatch(JobStore(_scripts(settings)), settings.job)
+    link = AgentLink(_scripts(settings), settings.job)
+    _log.info("worker=%s waits for job=%s", settings.worker, settings.job)
+    while not stop.is_set():
+        if watch.works():
+            _serve(settings, watch, link, stop)
+        stop.wait(LOOK_SECONDS)
+
+
+def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> None:
+    """Keeps a worker running until the job works no more. The agent belongs to this thread, the watch to another."""
+    try:
+        agent = Agent([worker_spec(settings, link.incarnations().get(settings.worker, 0))], link)
+    except (StoreUnavailable, UnknownJob):
+        return  # it is tried again at the next look
+    over = threading.Event()
+    watcher = threading.Thread(target=_until_over, args=(watch, stop, over), name="watch")
+    try:
+        agent.start()
+        watcher.start()
+        agent.run(over)
+    finally:
+        over.set()
+        killed = agent.stop(STOP_SECONDS)
+        if watcher.ident is not None:
+            watcher.join()
+    _log.info("worker=%s has left job=%s%s", settings.worker, settings.job, " (killed)" if killed else "")
+
+
+def _until_over(watch: JobWatch, stop: threading.Event, over: threading.Event) -> None:
+    try:
+        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works():
+            pass
+    finally:
+        over.set()
+
+
+def worker_spec(settings: MemberSettings, earlier: int) -> ChildSpec:
+    """The worker's process. No module of the current folder may shadow ours."""
+    variables = {
+        "CELERIAC_REDIS": settings.redis_url,
+        "CELERIAC_JOB": settings.job,
+        "CELERIAC_PIPELINE": settings.target,
+        "CELERIAC_WORKER": settings.worker,
+    }
+    argv = (sys.executable, "-P", "-m", "stages.main")
+    return ChildSpec(settings.worker, argv, variables, WORKER, True, _OUTPUT, earlier)
+
+
+def _scripts(settings: MemberSettings) -> Scripts:
+    return Scripts(connect(settings.redis_url, timeout_seconds=STORE_SECONDS))
+
+
+def main() -> int:
+    """Runs until SIGTERM or SIGINT; 3 when it cannot start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        run_member(MemberSettings.from_environment(os.environ), stop)
+    except CeleriacError as error:
+        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return _NOT_STARTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
