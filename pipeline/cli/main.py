@@ -98,9 +98,11 @@ def _give_up_output() -> None:
 
 
 def _let_go_of_output() -> None:
-    """Python flushes standard output once more at its end, and would complain."""
+    """Python flushes its output once more at its end, and would end with a code of its own."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    for output in (sys.stdout, sys.stderr):
+        if output is not None:
+            os.dup2(nowhere, output.fileno())
     os.close(nowhere)
 
 
