@@ -144,10 +144,10 @@ class Run:
             node.close()
             self._show_logs()
             raise
-        except UnknownJob as error:
-            raise JobFailed(f"the job {self.job} was removed by another command while it ran") from error
         except CeleriacError as error:
             node.close()
+            if self._was_removed(error):
+                raise JobFailed(f"the job {self.job} was removed by another command while it ran") from error
             self._show_logs()
             raise self._failed_by(error) from error
 
@@ -256,6 +256,18 @@ class Run:
         self.screen.end_progress()
         self._end_as(JobState.FAILED, str(error))
         return JobFailed(f"the job {self.job} failed: {error}", hint=error.hint or self._how_to_go_on())
+
+    def _was_removed(self, error: CeleriacError) -> bool:
+        """Whoever removes a job also takes its files away, which may be noticed first."""
+        if isinstance(error, UnknownJob):
+            return True
+        try:
+            JobStore(Scripts(connect(self.server.url))).state(self.job)
+        except UnknownJob:
+            return True
+        except StoreError:
+            return False
+        return False
 
     def _end_as(self, state: JobState, reason: str) -> None:
         """On a connection of its own: an interrupt may have left the other one in the middle of an answer."""
