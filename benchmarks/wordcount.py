@@ -182,7 +182,8 @@ def latency(redis_url: str, workers: int, seconds: float, rate: int, batches: li
                 words = " ".join(islice(lines, 12)) + " last1 last2 last3"
                 lane.append(lane.taken + 1, Batch([f"@{perf_counter_ns()} {words}"]))
                 sent += 100
-            output.read(wait_ms=1)
+            due_seconds = started + sent / rate - monotonic()
+            output.read(wait_ms=max(1, int(due_seconds * 1000)))
         _drain(output, sent)
         warm = len(output.stamps) // (int(seconds) + 1)
         return sorted(stamp / 1e6 for stamp in output.stamps[warm:])
