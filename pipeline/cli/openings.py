@@ -46,7 +46,18 @@ def open_job(store: JobStore, job: str, plan: Plan, check: Callable[[], None]) -
     _refuse_while_alive(store, record, check)
     if record.state in (JobState.CANCELLED, JobState.FAILED):
         store.transition(job, JobState.RUNNING)
+        if _was_draining(store, record):
+            # Its inboxes are closed: it ends as drained, never as if it had read all its input.
+            store.transition(job, JobState.DRAINING, "it was draining when it was stopped")
     return store.read(job)
+
+
+def _was_draining(store: JobStore, record: JobRecord) -> bool:
+    """True when an entry inbox was closed before its source had been read to the end."""
+    unread = {
+        stage.index for stage in record.plan.stages if not stage.keyed and stage.name not in record.completed_sources
+    }
+    return any(part.closed and part.stage in unread for part in store.facts(record.job).partitions)
 
 
 def _refuse_while_alive(store: JobStore, record: JobRecord, check: Callable[[], None]) -> None:
