@@ -18,6 +18,7 @@ from pipeline.store.commits import (
     Commit,
     Committer,
     Entries,
+    Entry,
     Idle,
     Kept,
     Mode,
@@ -26,7 +27,7 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
-from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_partition
+from pipeline.store.ownership import Acquired, Assigned, Calm, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
 from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
@@ -127,6 +128,7 @@ class PartitionOwner:
         self._deaths = acquired.deaths
         self._singles = SINGLE_RECORDS if acquired.deaths >= 2 else 0
         self._held: Commit | None = None
+        self._offered: list[Entry] = []
 
     @property
     def position(self) -> Position:
@@ -137,15 +139,33 @@ class PartitionOwner:
         """True while a finished step waits for a full inbox."""
         return self._held is not None
 
+    @property
+    def table(self) -> int:
+        return self._table
+
+    def calm(self) -> Calm | None:
+        """How it waits for a ticket; None while it holds a step, or entries that it has read."""
+        if self._held is not None or self._inbox:
+            return None
+        return Calm(self.row.stage, self.row.partition, self.row.token, self.position)
+
+    def offer(self, entries: list[Entry]) -> None:
+        """The next entries, read from where it is calm; the next slice begins with them."""
+        self._offered = entries
+
     def close(self) -> None:
         self._sinks.start_over()
 
-    def run_slice(self) -> SliceEnd:
-        """Works until there is nothing to do, or the slice is over.
+    def run_slice(self, deadline: float | None = None) -> SliceEnd:
+        """Works until there is nothing to do, or the slice is over: by the clock, or at `deadline` but not without a step.
 
         Raises StoreError (the outcome of the last commit is then unknown), SinkError, DecodingError: `reset` next.
         """
-        deadline = self._clock() + self._context.plan.limits.slice_seconds
+        if deadline is None:
+            deadline = self._clock() + self._context.plan.limits.slice_seconds
+        offered, self._offered = self._offered, []
+        if offered:
+            self._inbox.add(offered)
         commit = self._held or self._reading()
         while True:
             if self._held is None and self._inbox:

@@ -18,10 +18,10 @@ UNHANDLED: Final = 70
 
 
 def serve(worker: Worker, stage: int, partition: int) -> None:
-    """One slice. Does not return when user code raised KeyboardInterrupt or its like, or for a fault of ours."""
+    """Serves one ticket. Does not return when user code raised KeyboardInterrupt or its like, or for a fault of ours."""
     is_handled = False
     try:
-        worker.slice(stage, partition)
+        worker.work(stage, partition)
         is_handled = True
     finally:
         if not is_handled:

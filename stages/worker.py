@@ -93,8 +93,44 @@ class Worker:
             owner.cache.budget_bytes = budget
         return sorted(self._unserved)
 
-    def slice(self, stage: int, partition: int) -> SliceEnd | None:
-        """One slice of a partition; None when it is not ours. Never raises what a ticket cannot handle.
+    def work(self, stage: int, partition: int) -> None:
+        """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
+
+        A ticket's way through Celery costs more than a small step. Never raises what a ticket cannot handle.
+        """
+        deadline = self._clock() + self.plan.limits.slice_seconds
+        self.slice(stage, partition, deadline)
+        while self._clock() < deadline:
+            places = self._take_tickets()
+            if not places:
+                return
+            for place in places:
+                self.slice(*place, deadline)
+
+    def _take_tickets(self) -> list[Place]:
+        """Places whose tickets are in hand now, each with the entries that it is for."""
+        calm = [owner.calm() for place, owner in self._owned.items() if place not in self._stale]
+        waiting = [each for each in calm if each is not None]
+        if not waiting:
+            return []
+        owner = self._owned[waiting[0].stage, waiting[0].partition]
+        limits = self.plan.limits
+        try:
+            taken = self.ownership.take_tickets(
+                owner.table, waiting, limits.step_records, limits.step_bytes // len(waiting)
+            )
+        except StoreError as error:
+            # A ticket that was taken all the same is rung again, by the leader.
+            logger.warning("no ticket could be taken: job=%s: %s", self.ownership.job, error)
+            return []
+        for each, entries in taken:
+            self._owned[each.stage, each.partition].offer(entries)
+        return [(each.stage, each.partition) for each, _ in taken]
+
+    def slice(self, stage: int, partition: int, deadline: float | None = None) -> SliceEnd | None:
+        """One slice of a partition, also the last step over at `deadline`; None when it is not ours.
+
+        Never raises what a ticket cannot handle.
 
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
@@ -105,7 +141,7 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
-            return self._run(place, owner)
+            return self._run(place, owner, deadline)
         except ForeignData as error:
             return self._fail(place, error)
         except StoreError as error:
@@ -113,12 +149,12 @@ class Worker:
         except CeleriacError as error:
             return self._fail(place, error)
 
-    def _run(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
-            end = owner.run_slice()
+            end = owner.run_slice(deadline)
             is_known = True
         finally:
             if not is_known:

@@ -13,6 +13,7 @@ from pipeline.lifecycle import JobState
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Timer
 from pipeline.store import keys
+from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
 from pipeline.store.scripts import Scripts
 
@@ -52,6 +53,16 @@ class Pulse:
     control: str
 
 
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """An owned partition that waits for a ticket: it has committed all that it had read."""
+
+    stage: int
+    partition: int
+    token: str
+    position: Position
+
+
 class Ownership:
     """What one worker of a job reads and says."""
 
@@ -73,6 +84,20 @@ class Ownership:
         if answer[0] == -1:
             return None
         return Pulse(JobState(answer[1].decode()), answer[2].decode())
+
+    def take_tickets(self, table: int, calm: Sequence[Calm], records: int, bytes_: int) -> list[tuple[Calm, list[Entry]]]:
+        """Takes the tickets that wait for these partitions, with the entries that they are for. Raises StoreError.
+
+        Whoever takes one must serve it. `records` and `bytes_` bound what is read for each.
+        """
+        names = [keys.job(self.job)]
+        args: list[Any] = [table, records, bytes_]
+        for each in calm:
+            at = (self.job, each.stage, each.partition)
+            names += [keys.inbox(*at), keys.meta(*at), keys.queue(*at)]
+            args += [each.token, each.position.entry, each.position.record]
+        answer = self.scripts.run("take", names, args)
+        return [(calm[number - 1], read_entries(raw)) for number, raw in answer]
 
     def wait_for_control(self, last: str, wait_ms: int) -> str:
         """The id of the last control message behind `last`, or `last` when none came within `wait_ms`."""
