@@ -157,7 +157,7 @@ class PartitionOwner:
         self._sinks.start_over()
 
     def run_slice(self, deadline: float | None = None) -> SliceEnd:
-        """Works until there is nothing to do, or the slice is over: by the clock, or at `deadline` but not without a step.
+        """Works until there is nothing to do, or the slice is over: at `deadline`, if one is given, and after a step.
 
         Raises StoreError (the outcome of the last commit is then unknown), SinkError, DecodingError: `reset` next.
         """

@@ -18,7 +18,7 @@ UNHANDLED: Final = 70
 
 
 def serve(worker: Worker, stage: int, partition: int) -> None:
-    """Serves one ticket. Does not return when user code raised KeyboardInterrupt or its like, or for a fault of ours."""
+    """Serves a ticket. Does not return when user code raised KeyboardInterrupt or its like, or for a fault of ours."""
     is_handled = False
     try:
         worker.work(stage, partition)

@@ -93,19 +93,18 @@ class Worker:
             owner.cache.budget_bytes = budget
         return sorted(self._unserved)
 
-    def work(self, stage: int, partition: int) -> None:
+    def work(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
 
-        A ticket's way through Celery costs more than a small step. Never raises what a ticket cannot handle.
+        A ticket's way through Celery costs more than a small step. The end is that of the first slice.
+        Never raises what a ticket cannot handle.
         """
         deadline = self._clock() + self.plan.limits.slice_seconds
-        self.slice(stage, partition, deadline)
-        while self._clock() < deadline:
-            places = self._take_tickets()
-            if not places:
-                return
+        end = self.slice(stage, partition, deadline)
+        while self._clock() < deadline and (places := self._take_tickets()):
             for place in places:
                 self.slice(*place, deadline)
+        return end
 
     def _take_tickets(self) -> list[Place]:
         """Places whose tickets are in hand now, each with the entries that it is for."""

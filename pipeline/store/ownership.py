@@ -85,7 +85,9 @@ class Ownership:
             return None
         return Pulse(JobState(answer[1].decode()), answer[2].decode())
 
-    def take_tickets(self, table: int, calm: Sequence[Calm], records: int, bytes_: int) -> list[tuple[Calm, list[Entry]]]:
+    def take_tickets(
+        self, table: int, calm: Sequence[Calm], records: int, bytes_: int
+    ) -> list[tuple[Calm, list[Entry]]]:
         """Takes the tickets that wait for these partitions, with the entries that they are for. Raises StoreError.
 
         Whoever takes one must serve it. `records` and `bytes_` bound what is read for each.

@@ -392,6 +392,7 @@ def test_a_key_of_another_type_in_the_way_of_the_commit_stops_all_of_it(bench: B
     """A7."""
     bench.assign(KEYED)
     hand = fed(bench, "a")
+    bench.client.hdel(keys.meta("j", *KEYED), "ring")
     bench.client.delete(FOREIGN_PLACES[place])
     bench.client.set(FOREIGN_PLACES[place], "not ours")
 
