@@ -30,6 +30,13 @@ class Hand:
 
     at: dict[Place, tuple[str, float, str]] = field(default_factory=dict)
 
+    def held_longer(self, now: float, seconds: float) -> str:
+        """What user code has held for longer than so many seconds, as text for a log; nothing when there is none."""
+        for (stage, partition), (position, since, why) in list(self.at.items()):
+            if why == "running" and now - since > seconds:
+                return f"stage={stage} partition={partition} position={position} seconds={now - since:.0f}"
+        return ""
+
     def report(self, now: float) -> dict[str, Any]:
         """`slices`: partitions at work. `hand`: place -> position, age and what it waits for."""
         held = list(self.at.items())
