@@ -18,13 +18,17 @@ from pipeline.store.commits import Entry
 class Records:
     """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind.
 
-    `has_all` is False where records that were seen before have been left out of the batch.
+    `places`: where records that were seen before have been left out, which of the inbox's each one of the batch is.
     """
 
     batch: Batch
     end: Position
     released_bytes: int
-    has_all: bool = True
+    places: list[int] | None = None
+
+    def up_to(self, done: int) -> int:
+        """How many records of the inbox end where the record of the batch with this index begins."""
+        return done if self.places is None else self.places[done]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class Inbox:
         """Records of this entry and, where it ends without a promise, of the Data entries behind it."""
         stop = min(header.count, record + limit)
         taken = [_without_skipped(batch, header.skip, record, stop)]
-        has_all = not header.skip
+        pieces = [(header.skip, record, stop)]
         end, released = _after(entry, header, stop)
         room = limit - (stop - record)
         for number in range(1, len(self._entries)):
@@ -147,11 +151,11 @@ class Inbox:
                 break
             stop = min(header_.count, room)
             taken.append(_without_skipped(batch_, header_.skip, 0, stop))
-            has_all = has_all and not header_.skip
+            pieces.append((header_.skip, 0, stop))
             end, more = _after(entry, header_, stop)
             released += more
             room -= stop
-        return Records(_joined(taken), end, released, has_all)
+        return Records(_joined(taken), end, released, _places(pieces))
 
 
 def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
@@ -159,6 +163,17 @@ def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
     if stop < header.count or header.watermark is not None:
         return Position(entry.id, stop), 0
     return Position(entry_after(entry.id, header.count)), len(entry.payload)
+
+
+def _places(pieces: list[tuple[tuple[int, ...], int, int]]) -> list[int] | None:
+    """Of pieces (what is skipped, start, stop): the numbers of those not skipped among all, or None if nothing is."""
+    if not any(skip for skip, _, _ in pieces):
+        return None
+    places, before = [], 0
+    for skip, start, stop in pieces:
+        places += [before + i - start for i in range(start, stop) if i not in skip]
+        before += stop - start
+    return places
 
 
 def _without_skipped(batch: Batch, skip: tuple[int, ...], start: int, stop: int) -> Batch:

@@ -34,7 +34,7 @@ from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
-from stages.step import WHOLE, Bounds, Outcome, Stepper
+from stages.step import Bounds, Outcome, Stepper
 
 logger = logging.getLogger(__name__)
 
@@ -235,14 +235,14 @@ class PartitionOwner:
 
     def _records(self, item: Records, limit: int) -> Commit:
         started, batch = self._clock(), item.batch
-        bounds = self._bounds(started) if item.has_all else WHOLE
+        bounds = self._bounds(started)
         outcome = self._guarded(
             lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
             lambda error: self._stepper.give_up(batch, error),
         )
         done = outcome.counts.taken
         if done < len(batch):
-            item = self._records_of(self._inbox.take(done))
+            item = self._records_of(self._inbox.take(item.up_to(done)))
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
@@ -254,7 +254,8 @@ class PartitionOwner:
         latest = started + self._context.plan.limits.slice_seconds
         if self._context.kernel.externals:
             return Bounds(1, lambda: self._clock() >= latest, is_whole=True)
-        return Bounds(self._pace.part(), lambda: self._clock() >= latest)
+        outputs = self._context.plan.limits.step_outputs
+        return Bounds(self._pace.part(), lambda: self._clock() >= latest, outputs=outputs)
 
     def _batch_again(self, limit: int) -> Batch:
         return self._records_of(self._inbox.take_again(limit)).batch

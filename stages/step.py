@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from pipeline.codec import decode_value, encode_batch, encode_value
 from pipeline.errors import EncodingError
@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """After each `records` a step looks whether it `is_over`: it then ends where it is.
+    """After each `records` a step looks whether it `is_over`, or has emitted `outputs`: it then ends where it is.
 
     With `is_whole` it looks only when its records are tried one by one, after a failure.
     """
@@ -47,10 +47,7 @@ class Bounds:
     records: int
     is_over: Callable[[], bool]
     is_whole: bool = False
-
-
-WHOLE: Final = Bounds(sys.maxsize, lambda: False)
-"""Never cut short."""
+    outputs: int = sys.maxsize
 
 
 class Stepper:
@@ -78,21 +75,19 @@ class Stepper:
         When user code takes too long, only the first records: `counts.taken` says how many, one at least.
         `again` decodes the batch anew, since a function that failed may have changed its values.
         """
-        outcome = Outcome(Counts(taken=len(batch)))
-        if batch.faults:
-            bounds = WHOLE
-            self._give_up_faults(batch, outcome)
+        outcome, done = Outcome(), 0
         good = _without_faults(batch)
-        if not good.values:
-            return outcome
-        try:
-            self._cache.prepare(self._keys(good), self._load)
-            step, done = self._process(good, bounds)
-            self._encode(step, outcome)
-        except (OperatorError, EncodingError) as error:
-            logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
-            done = self._run_each(_without_faults(again()), bounds, outcome)
-        outcome.counts.taken -= len(good) - done
+        if good.values:
+            try:
+                self._cache.prepare(self._keys(good), self._load)
+                step, done = self._process(good, bounds)
+                self._encode(step, outcome)
+            except (OperatorError, EncodingError) as error:
+                logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
+                done = self._run_each(_without_faults(again()), bounds, outcome)
+        taken = len(batch) if done == len(good) else _places_without(batch)[done]
+        outcome.counts.taken = taken
+        self._give_up_faults(batch, taken, outcome)
         return outcome
 
     def _process(self, batch: Batch, bounds: Bounds) -> tuple[Step, int]:
@@ -104,7 +99,7 @@ class Stepper:
             piece = batch.slice(done, done + bounds.records)
             gathered.add(self._kernel.process(piece, self._cache.state))
             done += len(piece)
-            if bounds.is_over():
+            if bounds.is_over() or gathered.emitted >= bounds.outputs:
                 break
         return gathered.step(), done
 
@@ -137,11 +132,12 @@ class Stepper:
         write = self._letters.write("", error, "", payload)
         return Outcome(Counts(taken=count, dead=count), [write])
 
-    def _give_up_faults(self, batch: Batch, outcome: Outcome) -> None:
+    def _give_up_faults(self, batch: Batch, taken: int, outcome: Outcome) -> None:
         for index, why in sorted(batch.faults.items()):
-            payload = encode_batch(Batch([batch.values[index]]))
-            outcome.writes.append(self._letters.write("", why, "", payload))
-        outcome.counts.dead += len(batch.faults)
+            if index < taken:
+                payload = encode_batch(Batch([batch.values[index]]))
+                outcome.writes.append(self._letters.write("", why, "", payload))
+                outcome.counts.dead += 1
 
     def _keys(self, batch: Batch) -> set[Any]:
         """The keys whose state is wanted. A source may give its records what cannot be a key."""
@@ -167,7 +163,7 @@ class Stepper:
             piece = batch.slice(index, index + 1)
             self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered, outcome)
             done = index + 1
-            if done >= bounds.records and bounds.is_over():
+            if (done >= bounds.records and bounds.is_over()) or gathered.emitted >= bounds.outputs:
                 break
         self._encode(gathered.step(), outcome)
         return done
@@ -233,10 +229,12 @@ class _Gathered:
     changed: dict[str, set[Any]] = field(default_factory=dict)
     timers: dict[Timer, bool] = field(default_factory=dict)
     filtered: int = 0
+    emitted: int = 0
 
     def add(self, step: Step) -> None:
         for edge, batch in step.outputs.items():
             self.outputs.setdefault(edge, []).append(batch)
+            self.emitted += len(batch)
         for operator, changed in step.changed.items():
             self.changed.setdefault(operator, set()).update(changed)
         self.timers.update(dict.fromkeys(step.timers_cleared, False))
@@ -257,10 +255,15 @@ class _Gathered:
         )
 
 
+def _places_without(batch: Batch) -> list[int]:
+    """Where the records without a fault stand."""
+    return [i for i in range(len(batch)) if i not in batch.faults]
+
+
 def _without_faults(batch: Batch) -> Batch:
     if not batch.faults:
         return batch
-    good = [i for i in range(len(batch)) if i not in batch.faults]
+    good = _places_without(batch)
     return Batch(
         [batch.values[i] for i in good],
         None if batch.keys is None else [batch.keys[i] for i in good],
