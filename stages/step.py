@@ -35,6 +35,8 @@ class Outcome:
     counts: Counts = field(default_factory=Counts)
     writes: list[Write] = field(default_factory=list)
     outputs: dict[Target, list[Output]] = field(default_factory=dict)
+    fired: int = 0
+    """How many of the timers it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,14 @@ class Stepper:
     def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch]) -> Outcome:
         """The records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError.
 
-        When user code takes too long, only the first records: `counts.taken` says how many, one at least.
+        When user code takes too long, only the first records: `counts.taken` says how many, one at least. Where sinks
+        have effects, a record that is given up is a step of its own: it might not fail when it is run again after a
+        crash, and the effects of the others would stand by then.
         `again` decodes the batch anew, since a function that failed may have changed its values.
         """
-        outcome, done = Outcome(), 0
+        if batch.faults and self._sinks.has_effects:
+            batch = batch.slice(0, min(batch.faults) or 1)
+        outcome, done, whole = Outcome(), 0, len(batch)
         good = _without_faults(batch)
         if good.values:
             try:
@@ -84,8 +90,8 @@ class Stepper:
                 self._encode(step, outcome)
             except (OperatorError, EncodingError) as error:
                 logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
-                done = self._run_each(_without_faults(again()), bounds, outcome)
-        taken = len(batch) if done == len(good) else _places_without(batch)[done]
+                done = self._run_each(_without_faults(again().slice(0, whole)), bounds, outcome)
+        taken = whole if done == len(good) else _places_without(batch)[done]
         outcome.counts.taken = taken
         self._give_up_faults(batch, taken, outcome)
         return outcome
@@ -105,7 +111,7 @@ class Stepper:
 
     def fire(self, timers: Sequence[Timer]) -> Outcome:
         """Fires due timers. One whose operator fails is given up as a dead letter. Raises SinkError, StoreError."""
-        outcome = Outcome()
+        outcome = Outcome(fired=len(timers))
         try:
             self._cache.prepare({timer.key for timer in timers}, self._load)
             self._encode(self._kernel.fire(timers, self._cache.state), outcome)
@@ -161,9 +167,14 @@ class Stepper:
         gathered, done = _Gathered(), 0
         for index in range(len(batch)):
             piece = batch.slice(index, index + 1)
-            self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered, outcome)
+            letter = self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered)
+            if letter is not None and self._sinks.has_effects and index:
+                break
+            self._keep(letter, outcome)
             done = index + 1
-            if (done >= bounds.records and bounds.is_over()) or gathered.emitted >= bounds.outputs:
+            is_alone = letter is not None and self._sinks.has_effects
+            is_over = done >= bounds.records and bounds.is_over()
+            if is_alone or is_over or gathered.emitted >= bounds.outputs:
                 break
         self._encode(gathered.step(), outcome)
         return done
@@ -173,14 +184,23 @@ class Stepper:
         self._start_again({timer.key for timer in timers})
         rank = {operator: place for place, operator in enumerate(self._kernel.keyed_operators)}
         gathered = _Gathered()
-        for timer in timers:
+        outcome.fired = 0
+        for index, timer in enumerate(timers):
             if gathered.timers.get(timer) is False:
                 continue
             if gathered.has_set_before(timer, rank):
                 break
-            gathered.timers[timer] = False
             run = partial(self._kernel.fire, [timer], self._cache.state)
-            self._try(_timer_record(timer), run, gathered, outcome)
+            letter = self._try(_timer_record(timer), run, gathered)
+            is_alone = letter is not None and self._sinks.has_effects
+            if is_alone and outcome.fired:
+                break
+            self._keep(letter, outcome)
+            # What the timer itself has set anew stays set.
+            gathered.timers.setdefault(timer, False)
+            outcome.fired = index + 1
+            if is_alone:
+                break
         self._encode(gathered.step(), outcome)
 
     def _start_again(self, wanted: set[Any]) -> None:
@@ -188,17 +208,22 @@ class Stepper:
         self._sinks.take_back()
         self._cache.prepare(wanted, self._load)
 
-    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered, outcome: Outcome) -> None:
+    def _keep(self, letter: Write | None, outcome: Outcome) -> None:
+        if letter is not None:
+            outcome.counts.dead += 1
+            outcome.writes.append(letter)
+
+    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered) -> Write | None:
+        """The dead letter of a record that fails."""
         before, payload = self._snapshot(record), encode_batch(record)
         try:
             step = run()
             self._check(step)
         except (OperatorError, EncodingError) as error:
             self._restore(before)
-            outcome.counts.dead += 1
-            outcome.writes.append(self._letters.of(error, payload))
-        else:
-            gathered.add(step)
+            return self._letters.of(error, payload)
+        gathered.add(step)
+        return None
 
     def _check(self, step: Step) -> None:
         self._encoder.outputs(step)

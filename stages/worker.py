@@ -14,6 +14,7 @@ from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.programs.runners import Programs
+from pipeline.sinks.links import SinkLinks
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Assigned, Ownership
 from stages.encoding import StepEncoder
@@ -59,6 +60,7 @@ class Worker:
         self._clock = clock
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
+        self._links = SinkLinks(graph.nodes)
         self._contexts = [
             StageContext(
                 ownership.job,
@@ -67,6 +69,7 @@ class Worker:
                 StageKernel(graph, stage, self._programs.runners),
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
+                self._links,
             )
             for stage in plan.stages
         ]
@@ -80,8 +83,9 @@ class Worker:
         return sorted(self._owned)
 
     def close(self) -> None:
-        """Ends the external programs. A slice after that starts them anew."""
+        """Ends the external programs and the sinks' connections. A slice after that starts them anew."""
         self._programs.close()
+        self._links.close()
 
     def look(self) -> list[Place]:
         """Brings what is owned in line with the table; the places that need a slice without a ticket.
@@ -182,6 +186,9 @@ class Worker:
                 return self.slice(*place) or end
             case SliceEnd.STOPPED:
                 self._drop(place)
+            case SliceEnd.BACKOFF:
+                self._stale.add(place)
+                self._unserved.add(place)
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.codec import read_timer_member, state_field
@@ -35,7 +35,10 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds."""
+    """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds.
+
+    run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
+    """
 
     position: Position
     deaths: int
@@ -43,6 +46,8 @@ class Acquired:
     done: bool
     table: int
     watermarks: dict[str, int]
+    run: str = ""
+    given: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ class Ownership:
             done=meta.get("done") == "1",
             table=int(answer[3]),
             watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
+            run=answer[4].decode(),
+            given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
