@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -70,11 +71,16 @@ class Worker:
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
                 self._links,
+                random.Random(),
             )
             for stage in plan.stages
         ]
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
+        self.waits: dict[Place, float] = {}
+        """Places that back off -> when they may be served again, by the clock."""
+        self.on_wait: Callable[[], None] = _nobody
+        """Called when `waits` has changed."""
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
         self._unserved: set[Place] = set()
 
@@ -117,6 +123,10 @@ class Worker:
                 self.slice(*place, deadline)
         return end
 
+    def due(self) -> list[Place]:
+        """Places that have backed off for long enough. They have no ticket: whoever asks serves them."""
+        return sorted(place for place, at in self.waits.items() if at <= self._clock())
+
     def _take_tickets(self) -> list[Place]:
         """Places whose tickets are in hand now, each with the entries that it is for."""
         calm = [owner.calm() for place, owner in self._owned.items() if place not in self._stale]
@@ -145,6 +155,8 @@ class Worker:
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
         place = (stage, partition)
+        if self._clock() < self.waits.get(place, 0.0):
+            return SliceEnd.BACKOFF  # its ticket is used up: it is served when its time has come
         try:
             if place not in self._owned:
                 self.look()
@@ -161,6 +173,7 @@ class Worker:
 
     def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
+        self.waits.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
@@ -188,7 +201,9 @@ class Worker:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
-                self._unserved.add(place)
+                self.hand.at[place] = (str(owner.position), self._clock(), "backoff")
+                self.waits[place] = self._clock() + owner.wait_seconds
+                self.on_wait()
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
@@ -222,6 +237,7 @@ class Worker:
         owner = self._owned.pop(place, None)
         self._stale.discard(place)
         self._unserved.discard(place)
+        self.waits.pop(place, None)
         self.hand.at.pop(place, None)
         if owner is not None:
             owner.close()
@@ -229,6 +245,7 @@ class Worker:
     def _cut_off(self, place: Place, error: StoreError) -> SliceEnd:
         logger.warning("a slice was cut off: %s: %s", self._named(place), error)
         self.hand.at.pop(place, None)
+        self.waits.pop(place, None)
         if place in self._owned:
             self._stale.add(place)
             self._unserved.add(place)
@@ -250,3 +267,7 @@ class Worker:
 
     def _named(self, place: Place) -> str:
         return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"
+
+
+def _nobody() -> None:
+    """Nobody has asked to be told."""

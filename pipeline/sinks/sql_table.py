@@ -141,7 +141,7 @@ class SqlTable:
         self._read(connection)
 
     def _types_of(self, rows: list[Row]) -> dict[str, Any]:
-        """Integers and fractions together are numbers; of other kinds the first one counts; text for a column of nulls."""
+        """Integers and fractions together are numbers; of other kinds the first one counts; all null is text."""
         found: dict[str, Any] = dict.fromkeys(self._key_columns())
         for row in rows:
             for name, value in row.items():

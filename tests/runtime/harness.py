@@ -233,9 +233,18 @@ class LocalJob:
     def run_until_idle(self, rounds: int = 20_000) -> None:
         """Serves until no ticket is left. Fails after so many rounds."""
         for _ in range(rounds):
-            if not self.serve():
+            if not self.serve() and not self.serve_waiting():
                 return
         raise AssertionError(f"the job still works after {rounds} rounds; the last ends: {self.ends[-20:]}")
+
+    def serve_waiting(self) -> int:
+        """Lets the time of all partitions that back off come. The number of slices."""
+        waiting = [(name, place) for name, worker in self.workers.items() for place in worker.waits]
+        for name, place in waiting:
+            self.workers[name].waits[place] = 0.0
+            self.slice(name, place)
+        self.drain_outputs()
+        return len(waiting)
 
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""

@@ -366,6 +366,16 @@ def test_a_partition_looks_forgotten_when_nobody_knows_of_its_work(part: dict[st
     assert looks_forgotten(subject, a_job([subject], [worker])) is expected
 
 
+def test_a_partition_that_backs_off_is_not_forgotten() -> None:
+    hand = {"0.0": {"position": "1-0/0", "since_ms": 500_000, "why": "backoff"}}
+    part = replace(a_partition(0, 0, "w1", at_end=False), ring="1")
+    facts = a_job([part], [a_worker("w1", hand=hand)])
+
+    assert not looks_forgotten(part, facts)
+    assert looks_forgotten(replace(part, ring=""), facts)
+    assert stuck_workers(facts) == []
+
+
 def test_a_forgotten_partition_is_rung_at_the_second_look_and_then_ever_more_rarely() -> None:
     part = a_partition(0, 0, "w1", at_end=False)
     suspicion: Suspicion | None = None
