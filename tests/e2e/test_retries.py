@@ -19,7 +19,7 @@ def work(pair):
     if number % 5 == 0 and not seen.exists():
         seen.touch()
         raise ConnectionError("not yet")
-    time.sleep(0.0005)
+    time.sleep(0.002)
     return number
 
 
