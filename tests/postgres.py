@@ -55,9 +55,14 @@ class PostgresServer:
     def database(self, name: str) -> str:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
 
-    def start(self) -> None:
+    def start(self, *, is_durable: bool = False) -> None:
         """Returns when it takes connections."""
-        options = ["fsync=off", "shared_buffers=32MB", "max_connections=50", "unix_socket_directories="]
+        options = [
+            f"fsync={'on' if is_durable else 'off'}",
+            "shared_buffers=32MB",
+            "max_connections=50",
+            "unix_socket_directories=",
+        ]
         where = ("-D", self._data, "-h", "127.0.0.1", "-p", str(self.port))
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
