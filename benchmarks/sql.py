@@ -3,7 +3,7 @@
     python benchmarks/sql.py                              # both; PostgreSQL from the wheel of the extra dev
     python benchmarks/sql.py --rows 500000 --workers 2 --url postgresql://user@host/name
 
-The rate is taken between the first rows that are seen in the table and the last, so the start of the job does not count.
+The rate is taken between the first rows that are seen in the table and the last: the start of the job does not count.
 At the end the table is checked. This file is also the pipeline that the workers load.
 """
 
@@ -56,12 +56,12 @@ def main() -> None:
             return
         from tests.postgres import PostgresServer
 
-        server = PostgresServer(Path(folder) / "postgres")
+        server = PostgresServer()
         server.start(is_durable=True)
         try:
             both(server.url, options)
         finally:
-            server.stop()
+            server.close()
 
 
 def both(url: str, options: argparse.Namespace) -> None:

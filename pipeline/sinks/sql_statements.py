@@ -57,8 +57,7 @@ class Writer:
         self._shape = shape
         self._types = types
         self._is_json = connection.dialect.name == "postgresql"
-        make = _recordset if self._is_json else _values
-        self._statement: Any = make(connection, target, shape, types)
+        self._statement: Any = _recordset(connection, target, shape, types) if self._is_json else _values(target, shape)
 
     def write(self, connection: Connection, rows: list[Row]) -> None:
         if self._is_json:
@@ -91,7 +90,7 @@ class Writer:
         return [{**row, **{name: _json(row[name]) for name in nested}} for row in rows]
 
 
-def _values(connection: Connection, target: Target, shape: Sequence[str], types: dict[str, str]) -> Any:
+def _values(target: Target, shape: Sequence[str]) -> Any:
     insert: Any = sqlite.insert(table(target.name, *(column(each) for each in shape), schema=target.schema))
     if not target.replaced_key:
         return insert
@@ -141,7 +140,7 @@ def _json(value: Any) -> Any:
     if type(value) not in _NESTED:
         return value
     try:
-        return json.dumps(value, ensure_ascii=False, default=_refuse)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_refuse)
     except (TypeError, ValueError, RecursionError) as error:
         raise RowRejected(f"a value has no form in a table: {error}") from error
 

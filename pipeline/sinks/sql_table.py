@@ -125,7 +125,7 @@ class SqlTable:
         self._read(connection)
 
     def _types_of(self, rows: list[Row]) -> dict[str, Any]:
-        """Integers and fractions together are numbers; of other kinds the first one counts; text for a column of nulls."""
+        """Integers and fractions together are numbers; else the first kind counts; a column of nulls is text."""
         found: dict[str, Any] = dict.fromkeys(self._key_columns())
         for row in rows:
             for name, value in row.items():
