@@ -67,6 +67,16 @@ def stopped_clock() -> float:
     return 0.0
 
 
+class HandClock:
+    """Goes on only when it is told to: a back-off is over when the test says so, at the next `look`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class SteppingClock:
     """Goes on by `seconds` at each look."""
 
