@@ -1,4 +1,4 @@
-"""A table that a run writes is equal to its reference, whatever is killed, and while the database is away for a time."""
+"""A table that a run writes is equal to its reference, whatever is killed, and while the database goes away."""
 
 from __future__ import annotations
 

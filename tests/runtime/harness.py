@@ -245,7 +245,13 @@ class LocalJob:
 
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""
-        return sum(self.leader.sweep(self.job, self.token, place, is_at_work=False) for place in self.places)
+        return sum(
+            self.leader.sweep(self.job, self.token, place, is_at_work=self._backs_off(place)) for place in self.places
+        )
+
+    def _backs_off(self, place: Place) -> bool:
+        held = [worker.hand.at.get(place) for worker in self.workers.values() if place in worker.places]
+        return any(hand is not None and hand[2] == "backoff" for hand in held)
 
     def run_and_sweep(self) -> None:
         """Serves and sweeps until there is nothing left to do, as after a fault."""
