@@ -82,3 +82,14 @@ class JobFacts:
     dead_letters: int
     finished_splits: dict[str, int]
     """Source -> splits of it that are finished."""
+
+
+def waiting_for(facts: JobFacts) -> frozenset[str]:
+    """What partitions wait for with a back-off, in the words of their workers."""
+    found = set()
+    for worker in facts.workers:
+        hands = worker.report.get("hand")
+        for hand in hands.values() if isinstance(hands, dict) else ():
+            if isinstance(hand, dict) and hand.get("reason"):
+                found.add(str(hand["reason"]))
+    return frozenset(found)

@@ -15,7 +15,7 @@ from pipeline.cli.progress import stage_rows
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server
 from pipeline.errors import JobStateError, StoreUnavailable
-from pipeline.facts import JobFacts
+from pipeline.facts import JobFacts, waiting_for
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.store.jobs import JobStore
 
@@ -98,6 +98,7 @@ class Follower:
     is_drained: bool = False
     _has_asked: bool = False
     _pressure: str = ""
+    _waits: frozenset[str] = frozenset()
     _memory_at: float = -math.inf
 
     def until_ended(self) -> JobFacts:
@@ -159,6 +160,15 @@ class Follower:
         elif before and not self._pressure:
             self.screen.note("Redis has room again")
 
+    def _tell_waits(self, facts: JobFacts) -> None:
+        """A sink that is away, or a record that is to be tried again, fails nothing: the partition waits."""
+        waits = waiting_for(facts)
+        for reason in sorted(waits - self._waits):
+            self.screen.warn(f"waiting: {reason}")
+        if self._waits and not waits:
+            self.screen.note("nothing is waited for any more")
+        self._waits = waits
+
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
         if self.ready_at is None and any(each.taken or each.backlog for each in facts.partitions):
             self.ready_at = time.monotonic()
@@ -166,6 +176,7 @@ class Follower:
         history.append(facts)
         while len(history) > 2 and history[1].now_ms <= facts.now_ms - RATE_SECONDS * 1000:
             history.popleft()
+        self._tell_waits(facts)
         is_last = facts.record.state not in WORKING
         rows = stage_rows(history[0] if len(history) > 1 else None, facts)
         self.screen.progress(f"{self.job}  {facts.record.state.value}", rows, is_last=is_last)
