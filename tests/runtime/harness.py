@@ -21,8 +21,9 @@ from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import connect
-from pipeline.store.jobs import DeadLetter, JobStore
+from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import Leadership
+from pipeline.store.letters import DeadLetter
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts, source
