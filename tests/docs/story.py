@@ -26,7 +26,7 @@ from tests.docs.pages import Block
 from tests.e2e.chaos import Site, wait_until
 
 _ANY_ORDER = ", in any order"
-_SECONDS = 120.0
+_SECONDS = 60.0
 
 
 class Terminal:
@@ -124,7 +124,10 @@ class Story:
             self._command(block)
             return not missing(lines, self._printed, in_order)
 
-        wait_until(is_printed, f"{follower.place} is printed", _SECONDS)
+        try:
+            wait_until(is_printed, f"{follower.place} is printed", _SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; at last there was:\n{self._printed}") from error
 
     def _command(self, block: Block) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
