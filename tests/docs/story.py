@@ -54,8 +54,13 @@ class Terminal:
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(_SECONDS)
+        wait_until(lambda: self.process.poll() is not None, f"{self._block.place} ends at Ctrl-C", _SECONDS)
         assert "Traceback" not in self.text(), self._told()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def _told(self) -> str:
         return f"{self._block.place} ended with {self.process.returncode} and had shown:\n{self.text()}"
@@ -82,6 +87,8 @@ class Story:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for terminal in self._terminals:
+            terminal.close()
         self._server.terminate()
         self._server.wait(30)
         self._site.close()
@@ -115,7 +122,7 @@ class Story:
     def _run(self, block: Block, code: int) -> None:
         done = self._command(block)
         assert done.returncode == code, f"{block.place} ended with {done.returncode}:\n{self._printed}"
-        assert "Traceback (most recent call last):\n  File \"/" not in done.stderr, done.stderr
+        assert 'Traceback (most recent call last):\n  File "/' not in done.stderr, done.stderr
 
     def _run_until(self, block: Block, follower: Block) -> None:
         lines, in_order = expected(follower)

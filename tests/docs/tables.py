@@ -32,7 +32,9 @@ def shown(value: Any, name: str) -> str:
     if value is None:
         return "none"
     if name.endswith("_bytes"):
-        unit, size = next((unit, size) for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)) if value >= size)
+        unit, size = next(
+            (unit, size) for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)) if value >= size
+        )
         return f"{value / size:g} {unit}"
     number = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value:,g}"
     return f"{number} s" if name.endswith("_seconds") else number
@@ -44,7 +46,9 @@ def limits() -> str:
     for names, text in _FIELD.findall(re.sub(r"^    ", "", str(Limits.__doc__), flags=re.M)):
         for name in names.split(", "):
             meanings[name] = " ".join(text.split()).rstrip(".")
-    rows = [f"| `{name}` | {shown(getattr(Limits(), name), name)} | {meanings[name]} |" for name in Limits.__struct_fields__]
+    rows = [
+        f"| `{name}` | {shown(getattr(Limits(), name), name)} | {meanings[name]} |" for name in Limits.__struct_fields__
+    ]
     return "\n".join(["| limit | default | meaning |", "|---|---|---|", *rows])
 
 
@@ -68,7 +72,9 @@ def options(command: click.Command) -> list[click.Option]:
 
 
 def _section(path: str, command: click.Command) -> str:
-    arguments = [each.make_metavar(click.Context(command)) for each in command.params if isinstance(each, click.Argument)]
+    arguments = [
+        each.make_metavar(click.Context(command)) for each in command.params if isinstance(each, click.Argument)
+    ]
     title = " ".join([path, *arguments])
     lines = [f"### `{title}`", "", command.get_short_help_str(200), ""]
     rows = [_row(path.rpartition(" ")[2], each) for each in options(command)]

@@ -15,6 +15,7 @@ from tests.docs.tables import PAGE, filled, shown
 
 VARIABLE = re.compile(r"\bCELERIAC_[A-Z_]+\b")
 
+
 def test_the_tables_of_options_and_limits_are_those_of_the_program() -> None:
     text = PAGE.read_text()
 
@@ -24,7 +25,9 @@ def test_the_tables_of_options_and_limits_are_those_of_the_program() -> None:
 def test_each_variable_of_the_program_is_in_the_page_and_the_page_has_no_other() -> None:
     files = [path for package in ("pipeline", "stages", "leader") for path in (ROOT / package).rglob("*.py")]
 
-    assert set(VARIABLE.findall(PAGE.read_text())) == {name for file in files for name in VARIABLE.findall(file.read_text())}
+    assert set(VARIABLE.findall(PAGE.read_text())) == {
+        name for file in files for name in VARIABLE.findall(file.read_text())
+    }
 
 
 def defaults_in_the_page() -> dict[str, dict[str, str]]:
@@ -90,4 +93,3 @@ def test_each_message_that_troubleshooting_explains_is_one_of_the_program() -> N
 )
 def test_a_message_belongs_to_a_text_that_has_its_words_in_order(message: str, template: str, expected: bool) -> None:
     assert is_made_of(message, template) == expected
-

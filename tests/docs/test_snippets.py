@@ -84,7 +84,9 @@ def check_command(words: list[str]) -> None:
         assert not word.startswith("--") or word.partition("=")[0] in known, f"{command.name} has no option {word}"
 
 
-@pytest.mark.parametrize("text", ["celeriac runs x.py", "celeriac status JOB --jason", "CELERIAC_REDIS=x celeriac tell"])
+@pytest.mark.parametrize(
+    "text", ["celeriac runs x.py", "celeriac status JOB --jason", "CELERIAC_REDIS=x celeriac tell"]
+)
 def test_a_command_that_there_is_not_is_noticed(text: str) -> None:
     with pytest.raises(AssertionError):
         for words in commands_in(text):
