@@ -1,4 +1,4 @@
-"""The site is built as a whole, strictly, and stands by itself: no dead link, no page left out, nothing from elsewhere."""
+"""The site is built strictly and stands by itself: no dead link, no page left out, nothing from elsewhere."""
 
 from __future__ import annotations
 

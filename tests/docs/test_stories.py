@@ -23,12 +23,12 @@ def test_a_page_that_shows_another_output_is_noticed(story: Story, shown: str) -
     commands = Block("page.md", 1, "", "sh", "echo a: 1; echo b: 1")
 
     story.play([commands, Block("page.md", 3, "prints", "text", "a: 1\nb: 1\n")])
-    with pytest.raises(AssertionError, match="page.md:3 says"):
+    with pytest.raises(AssertionError, match=r"page\.md:3 says"):
         story.play([commands, Block("page.md", 3, "prints", "text", shown)])
 
 
 def test_a_command_that_fails_is_noticed(story: Story) -> None:
-    with pytest.raises(AssertionError, match="page.md:1 ended with 3"):
+    with pytest.raises(AssertionError, match=r"page\.md:1 ended with 3"):
         story.play([Block("page.md", 1, "", "sh", "(exit 3)\ntrue\n")])
 
 
