@@ -43,7 +43,7 @@ class Console:
             if lines:
                 self._show(lines)
                 count += len(lines)
-                reader.advance()
+            reader.advance()  # also without lines: an earlier one may have been lost on its way
         return count
 
     def print_all(self) -> int:

@@ -10,7 +10,16 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.errors import CeleriacError, JobStateError, PipelineError, ProducerError, SinkError, UnknownJob
+from pipeline.errors import (
+    CeleriacError,
+    JobStateError,
+    PipelineError,
+    ProducerError,
+    ReadingError,
+    SinkError,
+    StaleReader,
+    UnknownJob,
+)
 
 if TYPE_CHECKING:
     from pipeline.cli.interrupts import Interrupts
@@ -74,9 +83,9 @@ def _code(error: CeleriacError) -> int:
     from pipeline.cli.exits import Exit, JobFailed
 
     match error:
-        case JobFailed():
+        case JobFailed() | StaleReader():
             return Exit.FAILED
-        case PipelineError() | ProducerError() | SinkError() | UnknownJob() | JobStateError():
+        case PipelineError() | ProducerError() | ReadingError() | SinkError() | UnknownJob() | JobStateError():
             return Exit.USAGE
         case _:  # the input, what this machine lacks, and what Redis refuses
             return Exit.ENVIRONMENT

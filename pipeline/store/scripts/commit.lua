@@ -49,8 +49,10 @@ for i = 1, count do
   key = foreign({out[2], 'hash'})
   key = key or foreign({out[1], 'stream', out[3], 'hash', out[4], 'hash', call('HGET', out[2], 'queue'), 'list'})
   if key then return {-7, key} end
-  out.readers = out.kind ~= 'out' or call('HEXISTS', out[2], 'readers') == 1
-  if out.readers then
+  local known = out.kind == 'out' and call('HMGET', out[2], 'readers', 'held', 'pos') or {true}
+  out.readers, out.held = known[1], known[2]
+  -- What only readers without a name have read may be trimmed, so it makes nothing full.
+  if out.readers or (out.held and not before(known[3] or '1-0', out.held)) then
     local data = false
     for e = 0, out.n - 1 do data = data or ARGV[out.at + 4 * e] == 'D' end
     local records, bytes = backlog(out[2])
@@ -98,7 +100,7 @@ for _, out in ipairs(outs) do
     end
   end
   call('HSET', out[3], sender, int(last))
-  if not out.readers then keep_newest(out[1], out[2], limit_records, limit_bytes) end
+  if not out.readers then keep_newest(out[1], out[2], limit_records, limit_bytes, out.held) end
   ring(out[2])
 end
 if call('EXISTS', waiting) == 1 then
