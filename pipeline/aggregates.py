@@ -125,7 +125,7 @@ def _sum_of(state: list[Any]) -> int | float:
 
 
 def _mean_of(state: list[Any]) -> float:
-    return _sum_of(state) / state[3]
+    return _sum_of(state) / int(state[3])
 
 
 def _refusal(name: str, item: Any, wanted: str) -> TypeError:

@@ -94,8 +94,13 @@ class OutputReader:
                 )
         self.position: str = answer[1].decode()
         self.is_new = bool(answer[2])
-        self._read_to = self.position
+        self._read_to: str = self.position
         self._unanswered: str | None = None
+
+    @property
+    def read_to(self) -> str:
+        """The place behind all that was read."""
+        return self._read_to
 
     @property
     def next_number(self) -> int:
