@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import click
 
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.options import DEBUG as _DEBUG
+from pipeline.cli.options import JOB as _JOB
+from pipeline.cli.options import JSON as _JSON
+from pipeline.cli.options import SERVER as _SERVER
+from pipeline.cli.options import job_id as _job_id
+from pipeline.cli.options import redis_option as _redis_option
 from pipeline.cli.produce import produce_lines
+from pipeline.cli.readers import readers
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
 from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.screen import Screen
+from pipeline.cli.state import state
+from pipeline.cli.tail import tail
 from pipeline.errors import DecodingError, InputError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.lifecycle import JobState
@@ -26,25 +33,10 @@ from pipeline.producer import Producer
 from pipeline.publishing import discard_job
 from pipeline.read import READERS
 from pipeline.store.connection import connect
-from pipeline.store.jobs import JOB_ID, JobStore
+from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 
-REDIS_VARIABLE = "CELERIAC_REDIS"
 FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
-
-_Command = Callable[..., Any]
-
-
-def _redis_option(required: bool, text: str) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--redis", "redis_url", metavar="URL", envvar=REDIS_VARIABLE, required=required, show_envvar=True, help=text
-    )
-
-
-def _job_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not JOB_ID.match(value):
-        raise click.BadParameter(f"{value!r} is no job id: use letters, digits, '-', '_' and '.', at most 100")
-    return value
 
 
 def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
@@ -56,16 +48,14 @@ def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool
         context.exit()
 
 
-_JOB = click.argument("job", metavar="JOB", callback=_job_id)
-_SERVER = _redis_option(True, "Address of the Redis that holds the job. Put one with a password into the variable.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-_DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-
-
 @click.group(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def celeriac() -> None:
     """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
+
+
+for _group in (tail, state, readers):
+    celeriac.add_command(_group)
 
 
 @celeriac.command(epilog=HELP)

@@ -57,11 +57,12 @@ class Console:
 def console_lines(sink: SinkPlan, batch: Batch) -> list[str]:
     """`key: value` on a keyed stream, else the value: text as it is, all else as JSON."""
     if sink.key_field is None or batch.keys is None:
-        return [_text(value) for value in batch.values]
-    return [f"{_text(key)}: {_text(value)}" for key, value in zip(batch.keys, batch.values, strict=True)]
+        return [text_of(value) for value in batch.values]
+    return [f"{text_of(key)}: {text_of(value)}" for key, value in zip(batch.keys, batch.values, strict=True)]
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """One line for any value: text as it is, all else as JSON, or as Python shows it."""
     try:
         return plain_text(value)
     except _NO_JSON:

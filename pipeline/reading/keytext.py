@@ -27,8 +27,7 @@ def key_text(key: Any) -> str:
 def parse_key(text: str) -> Any:
     """The key that a text means: JSON of an integer, a text, an array or base64 if it is that, else the text itself.
 
-    So 1 is the number, "1" with its quotes the text. Raises ReadingError for an array with something in it that cannot be
-    part of a key.
+    So 1 is the number, "1" with its quotes the text. Raises ReadingError for an array with a part that no key has.
     """
     if not _is_json(text):
         return text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -117,11 +117,11 @@ class Results:
         self.next_position = result.position + 1
         return result
 
-    def take(self) -> list[Result]:
+    def take(self, most: int | None = None) -> list[Result]:
         """Several results at once, those stored together; none at the end, or when `wait_seconds` are over."""
         if self._patience.clock() >= self._due:
             self._keep()
-        while not (results := list(self._current)):
+        while not (results := list(islice(self._current, most))):
             if not self._open_next():
                 return []
         self.next_position = results[-1].position + 1
