@@ -72,7 +72,8 @@ class Client:
         start: where a new reader begins: "begin", "end", or a position. One that is known goes on where it stood.
         wait_seconds: the iteration pauses when nothing came for so long; 0: it gives what is there; None: it waits for
             the end of the job.
-        expire_seconds: the reader is forgotten when it was silent for so long; by default one with a name never is.
+        expire_seconds: the reader is forgotten when it was silent for so long (1 at least); by default one with
+            a name never is.
 
         Raises ReadingError for a wrong name, a sink that is not read here, a start that is not kept; UnknownJob,
         StoreError.
@@ -84,9 +85,9 @@ class Client:
             )
         if not (start in ("begin", "end") or (type(start) is int and start >= 1)):
             raise ReadingError(f"start cannot be {start!r}", hint='"begin", "end", or a position: 1, 2, 3, ...')
-        for name, seconds in (("wait_seconds", wait_seconds), ("expire_seconds", expire_seconds)):
-            if seconds is not None and not 0 <= seconds < 1e9:
-                raise ReadingError(f"{name} cannot be {seconds!r}")
+        for name, seconds, least in (("wait_seconds", wait_seconds, 0), ("expire_seconds", expire_seconds, 1)):
+            if seconds is not None and not least <= seconds < 1e9:
+                raise ReadingError(f"{name} cannot be {seconds!r}", hint=f"seconds, at least {least}")
         scripts = Scripts(self._redis)
         plan = JobStore(scripts).read(job).plan
         output = choose_output(plan, job, sink)

@@ -16,6 +16,7 @@ from pipeline.client import Client, Result, Results
 from pipeline.lifecycle import JobState
 from pipeline.store.outputs import Start
 
+_CHUNK: Final = 1000
 _NO_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
@@ -81,7 +82,7 @@ def print_results(
     position = results.next_position
     last = None if count is None else position + count
     try:
-        while chunk := results.take(None if last is None else last - position):
+        while chunk := results.take(_CHUNK if last is None else min(_CHUNK, last - position)):
             show([make(result) for result in chunk])
             position = results.next_position
             results.commit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import weakref
@@ -117,13 +118,15 @@ class Results:
         self.next_position = result.position + 1
         return result
 
-    def take(self, most: int | None = None) -> list[Result]:
-        """Several results at once, those stored together; none at the end, or when `wait_seconds` are over."""
+    def take(self, most: int = 1000) -> list[Result]:
+        """What is there, at most so many results; waits for the first. None: the end, or `wait_seconds` are over."""
         if self._patience.clock() >= self._due:
             self._keep()
         while not (results := list(islice(self._current, most))):
             if not self._open_next():
                 return []
+        while len(results) < most and self._queue and self._open_next():
+            results += islice(self._current, most - len(results))
         self.next_position = results[-1].position + 1
         return results
 
@@ -157,8 +160,9 @@ class Results:
         self._check_use()
         if not self._queue and not self._fetch():
             return False
-        self._stretch = stretch = self._queue.popleft()
-        batch = stretch.batch()
+        stretch = self._queue[0]
+        batch = stretch.batch()  # first: what cannot be read must not be passed over
+        self._stretch = self._queue.popleft()
         numbers = range(stretch.first, stretch.first + stretch.count)
         self._current = map(Result, batch.keys or repeat(None), batch.values, numbers)
         return True
@@ -168,22 +172,22 @@ class Results:
         if self._reading.name is None:
             self.commit()
         wait_seconds = self._reading.wait_seconds
-        until = None if wait_seconds is None else self._patience.clock() + wait_seconds
-        self.state = None
+        until = math.inf if wait_seconds is None else self._patience.clock() + wait_seconds
+        self.state, wait_ms = None, 0
         while True:
-            rest = _ROUND_SECONDS if until is None else min(_ROUND_SECONDS, until - self._patience.clock())
-            wait_ms = 0 if self.state else max(0, int(rest * 1000))
             if self._receive(wait_ms):
                 self.state = None
                 return True
             if self.state:
                 return False
             state = self._insist(lambda: self._jobs.state(self._reading.job))
+            now = self._patience.clock()
+            wait_ms = max(0, int(1000 * min(_ROUND_SECONDS, until - now, self._due - now)))
             if state not in WORKING:
-                self.state = state  # and one look more: it may have ended behind the last one
-            elif until is not None and self._patience.clock() >= until:
+                self.state, wait_ms = state, 0  # and one look more: it may have ended behind the last one
+            elif now >= until:
                 return False
-            elif self._patience.clock() >= self._due:
+            elif now >= self._due:
                 self._keep()
 
     def _receive(self, wait_ms: int) -> bool:
@@ -241,7 +245,7 @@ class Results:
 
     def _note_heard(self) -> None:
         seconds = self._reading.opening.expire_seconds
-        self._due = float("inf") if seconds is None else self._patience.clock() + seconds / 3
+        self._due = math.inf if seconds is None else self._patience.clock() + seconds / 3
 
     def _insist(self, call: Callable[[], _T]) -> _T:
         return self._patience.through_outages(lambda: [call()])[0]  # type: ignore[no-any-return]
