@@ -1,0 +1,47 @@
+"""Console sinks of a run: printed once while nothing fails, at least once in any case, and never in the job's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline import Pipeline, read, write
+from pipeline.cli.console import Console
+from pipeline.errors import StoreUnavailable
+from pipeline.settings import Limits
+from pipeline.store.outputs import remove_reader
+from tests.runtime.harness import FlakyScripts, LocalJob, Moment
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_lost_call_fails_no_job_with_a_console(redis_url: str, call: int, moment: Moment) -> None:
+    """The stream is so short that the job stands still when an advance is forgotten."""
+    flow = Pipeline("printing")
+    flow.source(read.iterable([0]), name="in").sink(write.console(), name="screen")
+    printed: list[str] = []
+    with LocalJob(redis_url, flow, partitions=1, limits=Limits(inbox_records=3)) as job:
+        scripts = FlakyScripts(job.client)
+        remove_reader(scripts, "j", "screen", "test", job.limits)
+        job._readers.clear()
+        job.assign()
+        console = Console(scripts, job.jobs.read("j"), printed.extend)
+        scripts.break_call(moment, ahead=call)
+
+        for number in range(20):
+            job.send([number])
+            for _ in range(3):
+                job.run_until_idle()
+                attempt(console)
+
+        assert printed == [str(number) for number in range(20)]
+        job.assert_drained()
+
+
+def attempt(console: Console) -> Any:
+    """What `celeriac run` does about an outage: it looks again in the next round."""
+    try:
+        return console.print_new()
+    except StoreUnavailable:
+        return None
