@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from pipeline import Pipeline, read, write
 from pipeline.cli.console import Console
-from pipeline.errors import StoreUnavailable
+from pipeline.errors import InboxFull, StoreUnavailable
 from pipeline.settings import Limits
 from pipeline.store.outputs import remove_reader
 from tests.runtime.harness import FlakyScripts, LocalJob, Moment
@@ -29,11 +30,14 @@ def test_a_lost_call_fails_no_job_with_a_console(redis_url: str, call: int, mome
         console = Console(scripts, job.jobs.read("j"), printed.extend)
         scripts.break_call(moment, ahead=call)
 
-        for number in range(20):
-            job.send([number])
-            for _ in range(3):
-                job.run_until_idle()
-                attempt(console)
+        numbers = list(range(20))
+        for _ in range(40):
+            with suppress(InboxFull):
+                while numbers:
+                    job.send([numbers[0]])
+                    del numbers[0]
+            job.run_until_idle()
+            attempt(console)
 
         assert printed == [str(number) for number in range(20)]
         job.assert_drained()

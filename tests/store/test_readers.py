@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -231,6 +230,16 @@ def test_a_reader_without_a_name_holds_what_it_has_not_read_and_no_more(small: B
     assert values(a_reader(small, "_other")) == list(range(20, 30))
 
 
+def test_a_batch_that_overshoots_the_bound_trims_nothing_that_is_not_read_yet(small: Bench) -> None:
+    reader, hand = a_reader(small, "_r"), small.worker()
+    for number in range(9):
+        emit(hand, number)
+
+    assert emit(hand, *range(9, 20)) == Kept()
+
+    assert values(reader) == list(range(20))
+
+
 def test_named_readers_decide_what_is_given_up_and_others_hold_it(bench: Bench) -> None:
     named, other, hand = bench.reader("named"), a_reader(bench, "_other"), bench.worker()
     emit(hand, 1)
@@ -343,17 +352,19 @@ def test_only_the_leader_forgets_readers(bench: Bench) -> None:
     assert [reader.name for reader in facts(bench).readers] == ["r"]
 
 
-def test_without_memory_readers_come_and_go(bench: Bench, full_memory: Callable[[], None]) -> None:
+@pytest.mark.parametrize("name", ["new", "_new"])
+def test_without_memory_readers_come_and_go(bench: Bench, full_memory: Callable[[], None], name: str) -> None:
     """A6: what drains a full Redis must not need memory."""
     hand = bench.worker()
-    bench.reader("old")
     emit(hand, 1)
     full_memory()
 
-    reader = bench.reader("new")
-    assert values(reader) == [1]
+    reader, other = bench.reader(name), bench.reader("other")
+    assert values(reader) == values(other) == [1]
     reader.advance()
-    assert remove(bench, "old")
+    other.advance()
+    assert remove(bench, name)
+    assert remove(bench, "other")
 
     assert bench.client.xlen(OUT.inbox) == 0
 
@@ -401,10 +412,9 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
-_runs = itertools.count()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(steps=STEPS)
 def test_whatever_readers_do_none_misses_a_record_and_the_stream_is_bounded(
     make: Callable[..., Bench], redis_url: str, steps: list[Any]
