@@ -280,7 +280,9 @@ def test_readers_are_listed_and_removed(job: LocalJob, celeriac: Celeriac, redis
     assert [lines[0], lines[2]] == ["raw: 1 result kept", "averages: 1 result kept, no readers"]
     assert re.fullmatch(r"  reader audit: at 1, 1 result unread, heard \d+(\.\d)? s ago", lines[1])
     assert (found[0]["output"], found[0]["next"], found[0]["readers"][0]["name"]) == ("raw", 2, "audit")
-    assert celeriac("readers", "remove", "j", "raw", "audit").stdout == "the reader audit of raw is removed from job j\n"
+    assert (
+        celeriac("readers", "remove", "j", "raw", "audit").stdout == "the reader audit of raw is removed from job j\n"
+    )
     again = celeriac("readers", "remove", "j", "raw", "audit")
     assert (again.returncode, again.stderr) == (2, "error: the output 'raw' of job 'j' has no reader 'audit'\n")
 

@@ -125,7 +125,12 @@ def test_what_is_asked_for_wrongly_is_answered_with_what_there_is(state: LiveSta
         (9, None, "has no stage 9", "there are: by_user, by_amount"),
         ("orders", None, r"the stage 0 \('orders'\) of job 'j' has no keys", "there are: 1 (by_user), 2 (by_amount)"),
         ("by_user", "averge", "the stage 'by_user' has no operator 'averge' with state", "did you mean 'average'?"),
-        ("by_user", None, "several operators hold state for the key 'ann': average, several, newest, history", "name one"),
+        (
+            "by_user",
+            None,
+            "several operators hold state for the key 'ann': average, several, newest, history",
+            "name one",
+        ),
     ]:
         with pytest.raises(ReadingError, match=message) as wrong:
             state.get(stage, "ann", operator)
