@@ -2,8 +2,9 @@
 
     python benchmarks/producer.py
 
-No worker runs: what is measured is the producer and Redis on the same machine; with the producer's CPU time for each record, which other load disturbs less. Afterwards every record is looked for in
-the inboxes: each must be there once, and those of one key in the order in which they were sent.
+No worker runs: what is measured is the producer, with Redis on this machine; and its CPU time for each record, which
+other load disturbs less. Afterwards every record is looked for in the inboxes: each must be there once, and those of
+one key in the order in which they were sent.
 """
 
 from __future__ import annotations

@@ -58,6 +58,11 @@ def at_work(worker: WorkerFacts) -> frozenset[str]:
     return frozenset(name for name in slices if isinstance(name, str)) if isinstance(slices, list) else frozenset()
 
 
+def backing_off(worker: WorkerFacts) -> frozenset[str]:
+    """The partitions that it will serve by itself when their time has come: a record is tried again, or a sink."""
+    return frozenset(hand.partition for hand in hands(worker) if hand.why == "backoff")
+
+
 def waiting(worker: WorkerFacts) -> frozenset[str]:
     """The partitions of which it holds a finished step back, until the inbox that it found full has room."""
     return frozenset(hand.partition for hand in hands(worker) if hand.why == "full")

@@ -39,8 +39,24 @@ class ReadingError(CeleriacError):
     """Raised when results or state are asked for wrongly: no such sink, stage or key, a position that is not kept."""
 
 
+class RowRejected(EncodingError):
+    """Raised when the place that a sink writes to refuses a record for what it holds. Not worth a retry."""
+
+
+class RecordFailed(CeleriacError):
+    """Raised when a record fails for good, and the policy of its stage is that the job then fails."""
+
+
 class SinkError(CeleriacError):
     """Raised when a sink cannot be written or published."""
+
+
+class SinkAway(SinkError):
+    """Raised when the place that a sink writes to does not answer just now. Worth a retry, after `wait_seconds`."""
+
+    def __init__(self, message: str, hint: str = "", wait_seconds: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.wait_seconds = wait_seconds
 
 
 class EnvironmentFault(CeleriacError):

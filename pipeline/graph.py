@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pipeline.kernel.contract import KeyedOperator
+from pipeline.policies import GIVE_UP, ErrorPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,26 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where a sink writes. `format` is console, stream, text, jsonl, csv or parquet."""
+    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, sql, http, call or kafka.
+
+    `options` holds JSON values and enters the plan, which others may read. `secrets` (addresses with passwords,
+    headers) and `fn`, the function of a call sink, stay in the processes that load the graph.
+    """
 
     format: str
     path: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    fn: Callable[[list[dict[str, Any]]], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
+    """`on_error` is the policy of the stage that begins here."""
+
     name: str
     spec: SourceSpec
+    on_error: ErrorPolicy = GIVE_UP
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -80,12 +90,16 @@ class FlatMap:
 
 @dataclass(frozen=True, slots=True)
 class KeyBy:
-    """Gives each record the key fn(value). `field` names the key's column in table sinks."""
+    """Gives each record the key fn(value). `field` names the key's column in table sinks.
+
+    `on_error` is the policy of the stage that begins here; the function itself belongs to the stage before.
+    """
 
     name: str
     inputs: tuple[str, ...]
     fn: Callable[[Any], Any]
     field: str = "key"
+    on_error: ErrorPolicy = GIVE_UP
 
 
 @dataclass(frozen=True, slots=True)

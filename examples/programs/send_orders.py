@@ -1,4 +1,4 @@
-"""Two shops that send their orders to a job; the shop north is killed in the middle, starts again, and sends all of them.
+"""Two shops send their orders to a job; the shop north is killed in the middle, starts again, and sends all of them.
 
     python send_orders.py JOB           both shops, and the accident
     python send_orders.py JOB SHOP      one shop, from its first order on

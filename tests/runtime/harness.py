@@ -94,8 +94,10 @@ class LocalJob:
         limits: Limits | None = None,
         job: str = "j",
         clock: Callable[[], float] = stopped_clock,
+        takes_tickets: bool = False,
     ) -> None:
-        self.url, self.job, self.clock = redis_url, job, clock
+        """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker."""
+        self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
         self.limits = limits or Limits()
         self.graph = pipeline.graph()
         self.plan = compile_plan(self.graph, partitions, self.limits)
@@ -169,6 +171,8 @@ class LocalJob:
         self.assign(name, places, is_unclean=True)
 
     def slice(self, name: str, place: Place) -> SliceEnd | None:
+        if self.takes_tickets:
+            return self.workers[name].work(*place)
         end = self.workers[name].slice(*place)
         self.ends.append((name, place, end))
         return end
@@ -229,9 +233,18 @@ class LocalJob:
     def run_until_idle(self, rounds: int = 20_000) -> None:
         """Serves until no ticket is left. Fails after so many rounds."""
         for _ in range(rounds):
-            if not self.serve():
+            if not self.serve() and not self.serve_waiting():
                 return
         raise AssertionError(f"the job still works after {rounds} rounds; the last ends: {self.ends[-20:]}")
+
+    def serve_waiting(self) -> int:
+        """Lets the time of all partitions that back off come. The number of slices."""
+        waiting = [(name, place) for name, worker in self.workers.items() for place in worker.waits]
+        for name, place in waiting:
+            self.workers[name].waits[place] = 0.0
+            self.slice(name, place)
+        self.drain_outputs()
+        return len(waiting)
 
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""

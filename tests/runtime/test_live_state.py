@@ -13,13 +13,17 @@ from pipeline.errors import ReadingError, UnknownJob
 from pipeline.reading.live import LiveState
 from tests.runtime.harness import LocalJob
 
-OWN = Aggregation("mean(own)", lambda: [0, 0], lambda held, value: [held[0] + value, held[1] + 1], lambda held: 7)
+OWN = Aggregation("mean(own)", lambda: [0, 0], lambda held, value: [held[0] + value, held[1] + 1], lambda held: held[0])
 """One of the user's own, with the name of a built-in: its result is not known outside the pipeline's file."""
 
 
 def user_of(order: list[Any]) -> Any:
     """A list stands for the tuple that it was."""
     return tuple(order[0]) if isinstance(order[0], list) else order[0]
+
+
+def remember(_key: Any, value: int, state: list[int] | None) -> tuple[int, list[int]]:
+    return value, [*(state or []), value]
 
 
 def a_flow() -> Pipeline:
@@ -31,9 +35,7 @@ def a_flow() -> Pipeline:
         n=count(), sum=total(), mean=mean(), least=minimum(), most=maximum(), own=OWN, name="several"
     )
     several.last(name="newest").sink(write.stream("newest"), name="two")
-    by_user.stateful_map(lambda key, value, state: (value, [*(state or []), value]), name="history").sink(
-        write.stream("history"), name="three"
-    )
+    by_user.stateful_map(remember, name="history").sink(write.stream("history"), name="three")
     orders.key_by(lambda order: order[1], name="by_amount").aggregate(count(), name="times").sink(
         write.stream("times"), name="four"
     )
@@ -52,7 +54,7 @@ def job(redis_url: str) -> Iterator[LocalJob]:
 @pytest.fixture
 def state(job: LocalJob, redis_url: str) -> Iterator[LiveState]:
     with Client(redis_url) as client:
-        yield client.state("j")
+        yield client.state(job.job)
 
 
 def test_a_mean_is_shown_as_the_mean_and_its_state_beside_it(state: LiveState) -> None:
@@ -89,7 +91,7 @@ def test_keys_of_different_types_are_different_keys(state: LiveState) -> None:
 def test_all_keys_and_items_are_found_once(state: LiveState) -> None:
     assert set(state.keys("by_user")) == {"ann", "bob", 1, "1", ("t", 1), b"\x00"}
     assert len(list(state.keys("by_user"))) == 6
-    assert {item.key: item.result for item in state.items("by_amount")} == {n: 1 for n in (1, 2, 4, 10, 5, 6, 7, 8)}
+    assert {item.key: item.result for item in state.items("by_amount")} == dict.fromkeys((1, 2, 4, 10, 5, 6, 7, 8), 1)
     assert len(list(state.items("by_user"))) == 6 * 4
     assert {item.operator for item in state.items("by_user", operator="average")} == {"average"}
 

@@ -225,7 +225,8 @@ def test_a_job_without_outputs_says_where_its_files_are(redis_url: str, client: 
         {"expire_seconds": float("nan")},
     ],
 )
-def test_an_argument_that_cannot_be_is_refused(job: LocalJob, client: Client, wrong: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("job")
+def test_an_argument_that_cannot_be_is_refused(client: Client, wrong: dict[str, Any]) -> None:
     with pytest.raises(ReadingError, match="cannot be"):
         client.results("j", **wrong)
 
@@ -263,7 +264,8 @@ def test_a_reader_without_a_name_goes_when_its_results_are_dropped_or_closed(job
         closed.commit()
 
 
-def test_a_reader_without_a_name_expires_and_a_named_one_does_not(job: LocalJob, client: Client) -> None:
+@pytest.mark.usefixtures("job")
+def test_a_reader_without_a_name_expires_and_a_named_one_does_not(client: Client) -> None:
     one, two = client.results("j"), client.results("j", reader="r")
 
     found = {reader.is_temporary: reader.expire_seconds for out in client.outputs("j") for reader in out.readers}
