@@ -33,12 +33,8 @@ def _where(plan: Plan) -> str:
 
 
 def _described(sink: SinkPlan) -> str:
-    place = f" {without_password(sink.path)}" if sink.path else ""
-    return (
-        f"the sink {sink.name!r} writes {sink.format} to{place}"
-        if place
-        else f"the sink {sink.name!r} is {sink.format}"
-    )
+    place = without_password(sink.path) or (f"the table {sink.options['table']}" if "table" in sink.options else "")
+    return f"the sink {sink.name!r} writes {sink.format}" + (f" to {place}" if place else "")
 
 
 def _published_hint(sink: SinkPlan) -> str:
