@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -10,6 +9,7 @@ import msgspec
 
 from pipeline.cli.console import text_of
 from pipeline.cli.exits import Exit
+from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.screen import Screen
 from pipeline.client import Client, Result, Results
@@ -41,7 +41,9 @@ def _start(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--no-follow", "follows", flag_value=False, default=True, help="End when all that is there is printed.")
 @JSON
 @DEBUG
+@click.pass_obj
 def tail(
+    interrupts: Interrupts,
     job: str,
     sink: str | None,
     redis_url: str,
@@ -64,7 +66,7 @@ def tail(
                 screen.note(
                     f"the reader {reader} goes on where it stood, at {results.next_position}; --from is for new ones"
                 )
-            print_results(results, count, as_json, screen.records, screen.note)
+            print_results(results, count, as_json, screen, interrupts)
             if results.state in (JobState.FAILED, JobState.CANCELLED):
                 screen.note(f"the job {job} is {results.state.value}")
     return Exit.FINISHED
@@ -74,22 +76,27 @@ def print_results(
     results: Results,
     count: int | None,
     as_json: bool,
-    show: Callable[[list[str]], None],
-    say: Callable[[str], None],
+    screen: Screen,
+    interrupts: Interrupts,
 ) -> None:
-    """Shows results until they end, or `count` of them, committing what was shown. A Ctrl-C says where to go on."""
+    """Shows results until they end, or `count` of them, committing what was shown. A Ctrl-C says where to go on.
+
+    The first one lets what is being printed come to its end, so that the place is exact; a second one does not.
+    """
     make = json_line if as_json else line
     position = results.next_position
     last = None if count is None else position + count
     try:
         while chunk := results.take(_CHUNK if last is None else min(_CHUNK, last - position)):
-            show([make(result) for result in chunk])
-            position = results.next_position
-            results.commit()
+            with interrupts.immediate(above=1):
+                screen.records([make(result) for result in chunk])
+                position = results.next_position
+                results.commit()
+            interrupts.check()
             if position == last:
                 return
     except KeyboardInterrupt:
-        say(f"stopped; the next position is {position}")
+        screen.note(f"stopped; the next position is {position}")
         raise
 
 

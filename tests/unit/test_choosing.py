@@ -33,7 +33,7 @@ def test_a_database_is_named_without_its_password() -> None:
     plan = a_plan(rows=write.sql("postgresql://me:secret@host/shop", "sales.orders"))
 
     for name in (None, "rows"):
-        with pytest.raises(ReadingError, match="'rows' writes sql to the table sales.orders") as wrong:
+        with pytest.raises(ReadingError, match=r"'rows' writes sql to the table sales.orders") as wrong:
             choose_output(plan, "j", name)
         assert "secret" not in f"{wrong.value} {wrong.value.hint}"
 
