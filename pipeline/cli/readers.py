@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
-from pipeline.cli.reports import output_lines
+from pipeline.cli.reports import output_json, output_lines
 from pipeline.client import Client
-from pipeline.facts import OutputFacts
 
 
 @click.group()
@@ -46,25 +44,3 @@ def remove_reader(job: str, sink: str, name: str, redis_url: str) -> None:
     with Client(redis_url) as client:
         client.remove_reader(job, sink, name)
     click.echo(f"the reader {name} of {sink} is removed from job {job}")
-
-
-def output_json(output: OutputFacts) -> dict[str, Any]:
-    """One output of `celeriac readers list --json`. Numbers of results are positions."""
-    return {
-        "output": output.name,
-        "oldest": output.oldest,
-        "next": output.next_number,
-        "bytes": output.bytes,
-        "waiting_partitions": output.waiting,
-        "readers": [
-            {
-                "name": reader.name,
-                "is_temporary": reader.is_temporary,
-                "next": reader.next_number,
-                "unread": reader.unread,
-                "silent_seconds": reader.silent_seconds,
-                "expire_seconds": reader.expire_seconds,
-            }
-            for reader in output.readers
-        ],
-    }

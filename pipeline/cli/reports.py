@@ -102,6 +102,28 @@ def output_lines(job: str, outputs: Sequence[OutputFacts]) -> list[str]:
     return lines
 
 
+def output_json(output: OutputFacts) -> dict[str, Any]:
+    """One output of `celeriac status --json` and `readers list --json`; `oldest` and `next` are positions."""
+    return {
+        "output": output.name,
+        "oldest": output.oldest,
+        "next": output.next_number,
+        "bytes": output.bytes,
+        "waiting_partitions": output.waiting,
+        "readers": [
+            {
+                "name": reader.name,
+                "is_temporary": reader.is_temporary,
+                "next": reader.next_number,
+                "unread": reader.unread,
+                "silent_seconds": reader.silent_seconds,
+                "expire_seconds": reader.expire_seconds,
+            }
+            for reader in output.readers
+        ],
+    }
+
+
 def full_output(job: str, output: OutputFacts) -> str:
     """Whom a full output waits for; nothing where nobody reads."""
     slowest = output.slowest
@@ -144,6 +166,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
             }
             for row in stage_rows(None, facts)
         ],
+        "outputs": [output_json(output) for output in facts.outputs],
         "dead_letters": facts.dead_letters,
         "first_dead_letters": [
             {
