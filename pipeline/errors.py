@@ -35,6 +35,10 @@ class ProducerError(CeleriacError):
     """Raised when a producer is used wrongly: a bad argument, a source that takes no records, sending after its end."""
 
 
+class ReadingError(CeleriacError):
+    """Raised when results or state are asked for wrongly: no such sink, stage or key, a position that is not kept."""
+
+
 class RowRejected(EncodingError):
     """Raised when the place that a sink writes to refuses a record for what it holds. Not worth a retry."""
 
@@ -101,6 +105,10 @@ class UnknownSender(StoreError):
 
 class StaleSender(StoreError):
     """Raised when a newer instance of this sender has registered: this one must stop."""
+
+
+class StaleReader(StoreError):
+    """Raised when a reader was removed, has expired, or was moved by another process of its name."""
 
 
 class InboxClosed(StoreError):

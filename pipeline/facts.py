@@ -73,6 +73,41 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """One reader of an output stream, which has not read the results from `next_number` on.
+
+    is_temporary: it has no name of its own; what it has read is not given up. expire_seconds: None for never.
+    """
+
+    name: str
+    is_temporary: bool
+    next_number: int
+    unread: int
+    silent_seconds: float
+    expire_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """One output stream. It keeps the results from `oldest` to `next_number` - 1. `waiting`: partitions that it stops.
+
+    `name` is what its readers ask for: the stream's name, or that of a console sink.
+    """
+
+    name: str
+    oldest: int
+    next_number: int
+    bytes: int
+    waiting: int
+    readers: tuple[ReaderFacts, ...]
+
+    @property
+    def slowest(self) -> ReaderFacts | None:
+        """The reader that the stream waits for when it is full."""
+        return min(self.readers, key=lambda reader: (reader.next_number, reader.name), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     record: JobRecord
     now_ms: int
@@ -82,6 +117,8 @@ class JobFacts:
     dead_letters: int
     finished_splits: dict[str, int]
     """Source -> splits of it that are finished."""
+    outputs: tuple[OutputFacts, ...] = ()
+    """The output streams, in the order of the plan."""
     dead_letter_bytes: int = 0
     """What all dead letters take in Redis, estimated."""
 

@@ -72,6 +72,23 @@ def stream_name(sink: SinkPlan) -> str:
     return str(sink.options.get("name", sink.name))
 
 
+def stream_names(plan: Plan) -> list[str]:
+    """The output streams of a job, by the names under which they are read, each once."""
+    return list(dict.fromkeys(stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS))
+
+
+class StatePlan(msgspec.Struct, frozen=True):
+    """An operator with state, as those need it who read the state without the pipeline's file.
+
+    aggregates: names of the built-in aggregations that turn its state into its result: one, or those of a dict by
+    field, "" for one of the user's own. None: the state is the result.
+    """
+
+    operator: str
+    stage: int
+    aggregates: str | dict[str, str] | None = None
+
+
 class Plan(msgspec.Struct, frozen=True):
     protocol: int
     pipeline: str
@@ -80,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True):
     sinks: tuple[SinkPlan, ...]
     limits: Limits
     sources: tuple[SourcePlan, ...] = ()
+    states: tuple[StatePlan, ...] = ()
 
     def stage(self, index: int) -> StagePlan:
         return self.stages[index]
@@ -151,7 +169,13 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
     sources = tuple(
         SourcePlan(node.name, node.spec.format, node.spec.options) for node in graph.nodes if isinstance(node, Source)
     )
-    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits, sources)
+    states = tuple(
+        StatePlan(node.name, stage.index, node.operator.aggregates())
+        for stage in stages
+        for node in graph.nodes
+        if isinstance(node, Keyed) and node.name in stage.nodes
+    )
+    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits, sources, states)
 
 
 def fingerprint(graph: Graph) -> str:

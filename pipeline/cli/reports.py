@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
-from pipeline.facts import JobFacts, JobRecord
+from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts
 from pipeline.plan import SinkPlan
 from pipeline.sinks.publisher import Published
 from pipeline.store.letters import DeadLetter
@@ -84,7 +84,65 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         "stages",
     ]
     lines += [f"  {plain_line(row)}" for row in stage_rows(None, facts)]
+    if facts.outputs:
+        lines += ["outputs", *(f"  {line}" for line in output_lines(record.job, facts.outputs))]
     return lines + dead_letter_lines(facts, letters)
+
+
+def output_lines(job: str, outputs: Sequence[OutputFacts]) -> list[str]:
+    """Each output and its readers; a full one says whom it waits for, and what can be done about it."""
+    lines = []
+    for output in outputs:
+        kept = _count(output.next_number - output.oldest, "result")
+        how = "FULL" if output.waiting else "no readers" if not output.readers else ""
+        lines.append(f"{output.name}: {kept} kept" + (f", {how}" if how else ""))
+        lines += [f"  {_reader(reader)}" for reader in output.readers]
+        if output.waiting and (remedy := full_output(job, output)):
+            lines.append(f"  {remedy}")
+    return lines
+
+
+def output_json(output: OutputFacts) -> dict[str, Any]:
+    """One output of `celeriac status --json` and `readers list --json`; `oldest` and `next` are positions."""
+    return {
+        "output": output.name,
+        "oldest": output.oldest,
+        "next": output.next_number,
+        "bytes": output.bytes,
+        "waiting_partitions": output.waiting,
+        "readers": [
+            {
+                "name": reader.name,
+                "is_temporary": reader.is_temporary,
+                "next": reader.next_number,
+                "unread": reader.unread,
+                "silent_seconds": reader.silent_seconds,
+                "expire_seconds": reader.expire_seconds,
+            }
+            for reader in output.readers
+        ],
+    }
+
+
+def full_output(job: str, output: OutputFacts) -> str:
+    """Whom a full output waits for; nothing where nobody reads."""
+    slowest = output.slowest
+    if slowest is None:
+        return ""
+    stopped = _count(output.waiting, "partition")
+    wait = f"{stopped} of the job wait" if output.waiting != 1 else f"{stopped} of the job waits"
+    remedy = (
+        "it is forgotten when it stays silent"
+        if slowest.expire_seconds is not None
+        else f"start it, or `celeriac readers remove {job} {output.name} {slowest.name}`"
+    )
+    return f"{wait} for the reader {slowest.name}: {remedy}"
+
+
+def _reader(reader: ReaderFacts) -> str:
+    who = "a reader without a name" if reader.is_temporary else f"reader {reader.name}"
+    unread = f"{_count(reader.unread, 'result')} unread"
+    return f"{who}: at {reader.next_number:,}, {unread}, heard {duration(reader.silent_seconds)} ago"
 
 
 def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any]:
@@ -108,6 +166,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
             }
             for row in stage_rows(None, facts)
         ],
+        "outputs": [output_json(output) for output in facts.outputs],
         "dead_letters": facts.dead_letters,
         "first_dead_letters": [
             {

@@ -155,7 +155,7 @@ class Run:
     def _work(self, store: JobStore, node: NodeProcess) -> Exit:
         self.interrupts.check()
         link = Link(self.server, self.screen, self.interrupts)
-        console = Console(self.scripts, self.record, self.screen.records)
+        console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
         node.start()
         follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts)

@@ -12,11 +12,12 @@ from redis.exceptions import NoPermissionError, ResponseError
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
 from pipeline.lifecycle import BEFORE, JobState
-from pipeline.plan import Plan
+from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.letters import DeadLetter, read_letter
+from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -114,16 +115,25 @@ class JobStore:
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
+            streams = stream_names(record.plan)
+            for stream in streams:
+                pipe.hgetall(keys.out_meta(job, stream))
+                pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
         (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes = answers[:7]
         now_ms = seconds * 1000 + micros // 1000
+        at = 7 + 2 * len(places)
+        outputs = tuple(
+            output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], now_ms)
+            for i, stream in enumerate(streams)
+        )
         partitions = tuple(
             _partition(place, answers[7 + 2 * i], answers[8 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
         name = leader.decode() if leader else ""
         held = _workers(workers, now_ms)
-        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, int(dead_bytes or 0))
+        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0))
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
         """The oldest `count` dead letters."""
