@@ -28,6 +28,7 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
+from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
@@ -91,6 +92,10 @@ class StageContext:
     ownership: Ownership
     links: SinkLinks
 
+    def staged_files(self) -> dict[str, list[bytes]]:
+        """Sink -> the facts of the job's staging files that its commits name. Raises StoreError."""
+        return JobStore(self.ownership.scripts).staged_files(self.job)
+
     def expected_senders(self) -> frozenset[str]:
         """Those whose promises make the watermark of a partition; an entry stage hears of its end from the leader."""
         if not self.stage.upstream:
@@ -111,7 +116,7 @@ class PartitionOwner:
         self._committer = Committer(context.ownership.scripts, context.job, row.stage, row.partition, row.token, limits)
         sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
         effects = context.links.effects(sinks)
-        self._sinks = StagedSinks(context.job, sinks, row.stage, row.partition, row.term, effects)
+        self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
         self._stepper = Stepper(
             context.kernel,
             context.encoder,
@@ -131,7 +136,7 @@ class PartitionOwner:
     def reset(self, acquired: Acquired) -> None:
         """Drops all that was known and starts from what Redis holds."""
         self.cache.clear()
-        self._sinks.start_over(acquired.run, acquired.given)
+        self._sinks.start_over(acquired)
         self._inbox = Inbox(acquired.position)
         self._watermarks = dict(acquired.watermarks)
         self._watermark = acquired.watermark
@@ -151,7 +156,14 @@ class PartitionOwner:
         return self._held is not None
 
     def close(self) -> None:
-        self._sinks.start_over()
+        self._sinks.close()
+
+    def rotate(self) -> float | None:
+        """Between slices: publishes files of its sinks that are full; in how many seconds to ask again, if ever.
+
+        Raises SinkError.
+        """
+        return None if self.is_held else self._sinks.rotate()
 
     def run_slice(self) -> SliceEnd:
         """Works until there is nothing to do, or the slice is over.
@@ -235,7 +247,7 @@ class PartitionOwner:
                     commit.meta["barrier"] = item.header.epoch
                 else:
                     commit.meta["arrived"] = item.header.version
-        commit.log.update(self._sinks.seal(commit.start, commit.end, fired))
+        self._sinks.seal(commit, fired)
         commit.mode = self._mode(commit, deadline)
         return commit
 

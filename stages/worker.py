@@ -82,6 +82,8 @@ class Worker:
         self._unserved: set[Place] = set()
         # Places that wait for a time, by the clock. Their ring flag stays set: the owner comes back by itself.
         self._paused: dict[Place, float] = {}
+        # Places with an open file that becomes a part by itself, and when.
+        self._rotations: dict[Place, float] = {}
         self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
@@ -108,13 +110,17 @@ class Worker:
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
+        for place, at in list(self._rotations.items()):
+            if at <= self._clock():
+                del self._rotations[place]
+                self._rotate(place)
         now = self._clock()
         return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
 
     def pauses(self) -> list[float]:
-        """In how many seconds `look` must be called again, for each place that backs off."""
+        """In how many seconds `look` must be called again, for each place that waits for a time."""
         now = self._clock()
-        return [max(0.0, until - now) for until in self._paused.values()]
+        return [max(0.0, until - now) for until in (*self._paused.values(), *self._rotations.values())]
 
     def slice(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice of a partition; None when it is not ours. Never raises what a ticket cannot handle.
@@ -174,7 +180,9 @@ class Worker:
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
-            case SliceEnd.IDLE | SliceEnd.YIELDED:
+            case SliceEnd.IDLE:
+                self._rotate(place)
+            case SliceEnd.YIELDED:
                 pass
         return end
 
@@ -184,6 +192,20 @@ class Worker:
         self.hand.at[place] = (str(owner.position), now, "backoff")
         self.hand.reasons[place] = owner.wait_reason
         self.on_pause(owner.wait_seconds)
+
+    def _rotate(self, place: Place) -> None:
+        """An idle partition publishes its files, too, when their time has come."""
+        owner = self._owned.get(place)
+        if owner is None or place in self._stale:
+            return
+        try:
+            seconds = owner.rotate()
+        except CeleriacError as error:
+            self._fail(place, error)
+            return
+        if seconds is not None and place not in self._rotations:
+            self._rotations[place] = self._clock() + seconds
+            self.on_pause(seconds)
 
     def _resume(self, place: Place) -> None:
         self._paused.pop(place, None)

@@ -37,6 +37,7 @@ class Acquired:
     """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds.
 
     run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
+    published: sink -> records in parts of a rotating sink that are in its folder.
     """
 
     position: Position
@@ -47,6 +48,7 @@ class Acquired:
     watermarks: dict[str, int]
     run: str = ""
     given: dict[str, int] = field(default_factory=dict)
+    published: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Ownership:
             watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
             run=answer[4].decode(),
             given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
+            published={name[2:]: int(value) for name, value in log.items() if name.startswith("p:")},
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
