@@ -57,6 +57,7 @@ class Worker:
     """Owns what the assignment table says, and nothing else; serves tickets."""
 
     def __init__(self, ownership: Ownership, plan: Plan, graph: Graph, clock: Callable[[], float] = monotonic) -> None:
+        """Raises EnvironmentFault, SinkError when a sink cannot be used from here: an extra, a variable is missing."""
         self.ownership = ownership
         self.plan = plan
         self.hand = Hand()
@@ -64,6 +65,7 @@ class Worker:
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
         self._links = SinkLinks(graph.nodes)
+        self._links.effects(plan.sinks)  # what is missing on this machine is told now, not at the first partition
         self._contexts = [
             StageContext(
                 ownership.job,

@@ -13,7 +13,7 @@ from pipeline.lifecycle import JobState
 from stages.partition import SliceEnd
 from tests.postgres import PostgresServer
 from tests.runtime.harness import HandClock, LocalJob, numbered
-from tests.runtime.test_worker_sql import KEYS, ask, make_rows
+from tests.runtime.tables import KEYS, ask, make_rows
 
 
 def two_ways(url: str) -> Pipeline:

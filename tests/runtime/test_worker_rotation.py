@@ -20,8 +20,9 @@ from pipeline.publishing import check_targets, publish_job
 from pipeline.settings import Limits
 from pipeline.sinks.manifest import read_manifest
 from pipeline.store import keys
+from stages.partition import SliceEnd
 from tests.runtime.harness import HandClock, LocalJob, Moment, numbered
-from tests.runtime.test_worker_sql import KEYS, look_again
+from tests.runtime.tables import KEYS, look_again
 
 
 def to(spec: SinkSpec) -> Pipeline:
@@ -168,6 +169,38 @@ def test_an_idle_partition_publishes_when_the_time_has_come_and_not_before(redis
 
         assert rows_in(watch.folder) == expected(1)
         assert job.workers["w0"].pauses() == []
+
+
+def test_rows_of_a_step_that_waits_for_a_full_stream_are_in_no_part_yet(redis_url: str, tmp_path: Path) -> None:
+    clock, watch = HandClock(), Watch(tmp_path / "out")
+    flow = Pipeline("held")
+    stream = flow.source(read.iterable([0]), name="in").map(lambda number: {"key": "a", "value": number}, name="row")
+    stream.sink(write.jsonl(watch.folder, rotate_seconds=10), name="files")
+    stream.sink(write.stream("slow"), name="slow")
+    with LocalJob(redis_url, flow, partitions=1, limits=Limits(inbox_records=2), clock=clock) as job:
+        job.assign()
+        for number in range(8):
+            job.send([number])
+            while job.pop_ticket((0, 0)):
+                end = job.slice("w0", (0, 0))
+            if end is SliceEnd.FULL:
+                break
+        committed = job.facts((0, 0)).taken
+        assert 0 < committed <= number
+
+        clock.now += 60.0
+        job.look()
+        watch.look()
+
+        assert rows_in(watch.folder) in ([], [("a", each) for each in range(committed)])
+        job.drain_outputs()
+        job.run_until_idle()
+        clock.now += 60.0
+        job.look()
+        job.run_to_the_end()
+        publish_job(job.jobs, job.jobs.read(job.job))
+        watch.look()
+    assert rows_in(watch.folder) == [("a", each) for each in range(number + 1)]
 
 
 def test_rows_that_no_commit_names_are_in_no_part(redis_url: str, tmp_path: Path) -> None:
