@@ -300,7 +300,7 @@ def test_a_missing_table_fails_the_job_with_the_statement_that_makes_it(redis_ur
         record = job.jobs.read(job.job)
         assert record.state is JobState.FAILED
         assert "there is no table rows" in record.reason
-        assert "CREATE TABLE rows ( key TEXT, value BIGINT )" in record.reason
+        assert "CREATE TABLE rows ( key TEXT, value BIGINT )" in record.reason.replace('"', "")
 
 
 # Owners.
