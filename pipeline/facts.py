@@ -59,6 +59,7 @@ class PartitionFacts:
     duplicate: int
     late: int
     dead: int
+    skipped: int = 0
 
     @property
     def name(self) -> str:

@@ -26,10 +26,6 @@ class Records:
     released_bytes: int
     places: tuple[int, ...] | None = None
 
-    @property
-    def has_all(self) -> bool:
-        return self.places is None
-
     def until(self, count: int) -> int:
         """How many records to take for the first `count` of the batch, which holds more."""
         return count if self.places is None else self.places[count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,7 @@ from pipeline.store.commits import (
     Commit,
     Committer,
     Entries,
+    Entry,
     Idle,
     Kept,
     Mode,
@@ -29,14 +31,15 @@ from pipeline.store.commits import (
     Yielded,
 )
 from pipeline.store.jobs import JobStore
-from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_partition
+from pipeline.store.ownership import Acquired, Assigned, Calm, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
+from stages.failures import Failures, TryAgain
 from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
-from stages.step import WHOLE, Bounds, Outcome, Stepper
+from stages.step import Bounds, Outcome, Stepper
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ class SliceEnd(Enum):
     """What the owner knew is out of date: acquire again."""
     STOPPED = "stopped"
     BACKOFF = "backoff"
-    """A sink is away: acquire again after `wait_seconds`."""
+    """A sink is away, or a record is to be tried again: acquire again after `wait_seconds`."""
     FOREIGN_KEY = "foreign key"
 
 
@@ -91,6 +94,7 @@ class StageContext:
     encoder: StepEncoder
     ownership: Ownership
     links: SinkLinks
+    rng: random.Random
 
     def staged_files(self) -> dict[str, list[bytes]]:
         """Sink -> the facts of the job's staging files that its commits name. Raises StoreError."""
@@ -117,13 +121,16 @@ class PartitionOwner:
         sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
         effects = context.links.effects(sinks)
         self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
+        letters = Letters(context.job, row.stage, row.partition)
+        self._failures = Failures(context.stage.on_error, letters)
         self._stepper = Stepper(
             context.kernel,
             context.encoder,
             self.cache,
             self._sinks,
             self._load,
-            Letters(context.job, row.stage, row.partition),
+            letters,
+            self._failures,
         )
         self.wait_seconds = 0.0
         self.wait_reason = ""
@@ -143,7 +150,11 @@ class PartitionOwner:
         self._table = acquired.table
         self._deaths = acquired.deaths
         self._singles = SINGLE_RECORDS if acquired.deaths >= 2 else 0
+        self._failures.remember(acquired.attempts, acquired.tried)
+        self._skipped = acquired.skipped
+        self._is_before_failure = False
         self._held: Commit | None = None
+        self._offered: list[Entry] = []
         self._bound: Bound | None = None
 
     @property
@@ -155,6 +166,20 @@ class PartitionOwner:
         """True while a finished step waits for a full inbox."""
         return self._held is not None
 
+    @property
+    def table(self) -> int:
+        return self._table
+
+    def calm(self) -> Calm | None:
+        """How it waits for a ticket; None while it holds a step, or entries that it has read."""
+        if self._held is not None or self._inbox:
+            return None
+        return Calm(self.row.stage, self.row.partition, self.row.token, self.position)
+
+    def offer(self, entries: list[Entry]) -> None:
+        """The next entries, read from where it is calm; the next slice begins with them."""
+        self._offered = entries
+
     def close(self) -> None:
         self._sinks.close()
 
@@ -165,12 +190,16 @@ class PartitionOwner:
         """
         return None if self.is_held else self._sinks.rotate()
 
-    def run_slice(self) -> SliceEnd:
-        """Works until there is nothing to do, or the slice is over.
+    def run_slice(self, deadline: float | None = None) -> SliceEnd:
+        """Works until there is nothing to do, or the slice is over: at `deadline`, if one is given, and after a step.
 
         Raises StoreError (the outcome of the last commit is then unknown), SinkError, DecodingError: `reset` next.
         """
-        deadline = self._clock() + self._context.plan.limits.slice_seconds
+        if deadline is None:
+            deadline = self._clock() + self._context.plan.limits.slice_seconds
+        offered, self._offered = self._offered, []
+        if offered:
+            self._inbox.add(offered)
         commit = self._held or self._reading()
         while True:
             if self._held is None and self._inbox:
@@ -178,6 +207,8 @@ class PartitionOwner:
                     commit = self._next(deadline)
                 except SinkAway as away:
                     return self._wait_for(away)
+                except TryAgain as failure:
+                    return self._try_later(str(failure))
                 self._away = 0
             reply = self._committer.send(commit, self._table)
             if isinstance(reply, Refused):
@@ -186,6 +217,8 @@ class PartitionOwner:
                     return SliceEnd.FULL
                 return _ENDS[reply.why]
             self._held = None
+            if commit.end != commit.start:
+                self._failures.remember(0, ())
             self._inbox.move_to(commit.end)
             match reply:
                 case Idle():
@@ -206,6 +239,25 @@ class PartitionOwner:
         logger.warning("waits %.1f s for a sink: %s: %s", self.wait_seconds, self._named(), away)
         return SliceEnd.BACKOFF
 
+    def _try_later(self, error: str) -> SliceEnd:
+        """The step is dropped; it is run anew, for one record, after the pause that the policy gives."""
+        attempt = self._failures.attempts + 1
+        if not self._context.ownership.note_attempt(self.row, self.position, self._failures.tried, attempt, error):
+            return SliceEnd.FENCED
+        policy = self._failures.policy
+        self.wait_seconds = policy.pause_seconds(attempt, self._context.rng)
+        self.wait_reason = ""
+        logger.warning(
+            "a record failed at attempt %d of %d and is tried again in %.1f s: %s position=%s: %s",
+            attempt,
+            policy.attempts,
+            self.wait_seconds,
+            self._named(),
+            self.position,
+            error[:200],
+        )
+        return SliceEnd.BACKOFF
+
     def _reading(self) -> Commit:
         """A commit of nothing: it reads on, or gives the ticket back."""
         return self._commit(self._inbox.position, "more")
@@ -220,6 +272,7 @@ class PartitionOwner:
             read_records=self._context.plan.limits.step_records,
             released_bytes=released_bytes,
             counts=outcome.counts,
+            skipped=outcome.skipped,
             writes=outcome.writes,
             outputs=outcome.outputs,
         )
@@ -227,7 +280,8 @@ class PartitionOwner:
     def _next(self, deadline: float) -> Commit:
         """Runs the next step; its commit is not sent yet."""
         self._bound = self._sinks.begin(self.position)
-        limit = 1 if self._singles else self._pace.allowance()
+        is_alone = self._singles or self._failures.attempts or self._is_before_failure
+        limit = 1 if is_alone else self._pace.allowance()
         if self._bound is not None:
             limit = min(limit, max(1, self.position.records_to(self._bound.end)))
         item = self._inbox.take(limit)
@@ -247,6 +301,9 @@ class PartitionOwner:
                     commit.meta["barrier"] = item.header.epoch
                 else:
                     commit.meta["arrived"] = item.header.version
+        if commit.skipped:
+            self._skipped += commit.skipped
+            commit.meta["skipped"] = self._skipped
         self._sinks.seal(commit, fired)
         commit.mode = self._mode(commit, deadline)
         return commit
@@ -258,7 +315,7 @@ class PartitionOwner:
 
     def _records(self, item: Records, limit: int) -> Commit:
         started, batch = self._clock(), item.batch
-        bounds = self._bounds(started) if item.has_all else WHOLE
+        bounds = self._bounds(started)
         outcome = self._guarded(
             lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
             lambda error: self._stepper.give_up(batch, error),
@@ -266,6 +323,7 @@ class PartitionOwner:
         done = outcome.counts.taken
         if done < len(batch):
             item = self._records_of(self._inbox.take(item.until(done)))
+        self._is_before_failure = outcome.is_before_failure
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
@@ -277,7 +335,8 @@ class PartitionOwner:
         latest = started + self._context.plan.limits.slice_seconds
         if self._context.kernel.externals:
             return Bounds(1, lambda: self._clock() >= latest, is_whole=True)
-        return Bounds(self._pace.part(), lambda: self._clock() >= latest)
+        outputs = self._context.plan.limits.step_outputs
+        return Bounds(self._pace.part(), lambda: self._clock() >= latest, outputs=outputs)
 
     def _batch_again(self, limit: int) -> Batch:
         return self._records_of(self._inbox.take_again(limit)).batch
@@ -299,7 +358,11 @@ class PartitionOwner:
             logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
             return give_up(f"killed its worker {deaths} times")
         self._declare_trial(self.position)
-        outcome = run()
+        try:
+            outcome = run()
+        except TryAgain:
+            self._declare_trial(_NO_TRIAL)
+            raise
         self._declare_trial(_NO_TRIAL)
         return outcome
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -35,6 +35,13 @@ class Hand:
 
     at: dict[Place, tuple[str, float, str]] = field(default_factory=dict)
     reasons: dict[Place, str] = field(default_factory=dict)
+
+    def held_longer(self, now: float, seconds: float) -> str:
+        """What user code has held for longer than so many seconds, as text for a log; nothing when there is none."""
+        for (stage, partition), (position, since, why) in list(self.at.items()):
+            if why == "running" and now - since > seconds:
+                return f"stage={stage} partition={partition} position={position} seconds={now - since:.0f}"
+        return ""
 
     def report(self, now: float) -> dict[str, Any]:
         """`slices`: partitions at work. `hand`: place -> position, age, what it waits for, the reason of a back-off."""
@@ -75,18 +82,20 @@ class Worker:
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
                 self._links,
+                random.Random(),
             )
             for stage in plan.stages
         ]
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
+        self.waits: dict[Place, float] = {}
+        """Places that back off -> when they may be served again, by the clock."""
+        self.on_wait: Callable[[], None] = _nobody
+        """Called when `waits` or `rotations` has changed."""
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
         self._unserved: set[Place] = set()
-        # Places that wait for a time, by the clock. Their ring flag stays set: the owner comes back by itself.
-        self._paused: dict[Place, float] = {}
-        # Places with an open file that becomes a part by itself, and when.
-        self._rotations: dict[Place, float] = {}
-        self.on_pause: Callable[[float], None] = _nobody_waits
+        self.rotations: dict[Place, float] = {}
+        """Places with an open file that becomes a part by itself -> when."""
 
     @property
     def places(self) -> list[Place]:
@@ -112,33 +121,73 @@ class Worker:
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
-        for place, at in list(self._rotations.items()):
+        return sorted(self._unserved)
+
+    def work(self, stage: int, partition: int) -> SliceEnd | None:
+        """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
+
+        A ticket's way through Celery costs more than a small step. The end is that of the first slice.
+        Never raises what a ticket cannot handle.
+        """
+        deadline = self._clock() + self.plan.limits.slice_seconds
+        end = self.slice(stage, partition, deadline)
+        while self._clock() < deadline and (places := self._take_tickets()):
+            for place in places:
+                self.slice(*place, deadline)
+        return end
+
+    def due(self) -> list[Place]:
+        """Places that have backed off for long enough. They have no ticket: whoever asks serves them."""
+        return sorted(place for place, at in self.waits.items() if at <= self._clock())
+
+    def next_time(self) -> float | None:
+        """By the clock, when `due` and `rotate_due` must be asked again; None: not before something happens."""
+        return min((*self.waits.values(), *self.rotations.values()), default=None)
+
+    def rotate_due(self) -> None:
+        """Publishes the files whose time has come, of partitions that are idle. A disk that refuses fails the job."""
+        for place, at in list(self.rotations.items()):
             if at <= self._clock():
-                del self._rotations[place]
+                del self.rotations[place]
                 self._rotate(place)
-        now = self._clock()
-        return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
 
-    def pauses(self) -> list[float]:
-        """In how many seconds `look` must be called again, for each place that waits for a time."""
-        now = self._clock()
-        return [max(0.0, until - now) for until in (*self._paused.values(), *self._rotations.values())]
+    def _take_tickets(self) -> list[Place]:
+        """Places whose tickets are in hand now, each with the entries that it is for."""
+        calm = [owner.calm() for place, owner in self._owned.items() if place not in self._stale]
+        waiting = [each for each in calm if each is not None]
+        if not waiting:
+            return []
+        owner = self._owned[waiting[0].stage, waiting[0].partition]
+        limits = self.plan.limits
+        try:
+            taken = self.ownership.take_tickets(
+                owner.table, waiting, limits.step_records, limits.step_bytes // len(waiting)
+            )
+        except StoreError as error:
+            # A ticket that was taken all the same is rung again, by the leader.
+            logger.warning("no ticket could be taken: job=%s: %s", self.ownership.job, error)
+            return []
+        for each, entries in taken:
+            self._owned[each.stage, each.partition].offer(entries)
+        return [(each.stage, each.partition) for each, _ in taken]
 
-    def slice(self, stage: int, partition: int) -> SliceEnd | None:
-        """One slice of a partition; None when it is not ours. Never raises what a ticket cannot handle.
+    def slice(self, stage: int, partition: int, deadline: float | None = None) -> SliceEnd | None:
+        """One slice of a partition, also the last step over at `deadline`; None when it is not ours.
+
+        Never raises what a ticket cannot handle.
 
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
         place = (stage, partition)
-        if self._clock() < self._paused.get(place, -inf):
-            return SliceEnd.BACKOFF  # the ticket is used up: the place is served when its time has come
+        if self._clock() < self.waits.get(place, 0.0):
+            return SliceEnd.BACKOFF  # its ticket is used up: it is served when its time has come
         try:
             if place not in self._owned:
                 self.look()
             owner = self._fresh(place)
             if owner is None:
                 return None
-            return self._run(place, owner)
+            return self._run(place, owner, deadline)
         except ForeignData as error:
             return self._fail(place, error)
         except StoreError as error:
@@ -146,13 +195,13 @@ class Worker:
         except CeleriacError as error:
             return self._fail(place, error)
 
-    def _run(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
-        self._paused.pop(place, None)
+        self.waits.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
-            end = owner.run_slice()
+            end = owner.run_slice(deadline)
             is_known = True
         finally:
             if not is_known:
@@ -178,7 +227,7 @@ class Worker:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
-                self._pause(place, owner)
+                self._wait(place, owner)
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
@@ -188,12 +237,13 @@ class Worker:
                 pass
         return end
 
-    def _pause(self, place: Place, owner: PartitionOwner) -> None:
-        now = self._clock()
-        self._paused[place] = now + owner.wait_seconds
-        self.hand.at[place] = (str(owner.position), now, "backoff")
-        self.hand.reasons[place] = owner.wait_reason
-        self.on_pause(owner.wait_seconds)
+    def _wait(self, place: Place, owner: PartitionOwner) -> None:
+        """Its ring flag stays set: the owner comes back by itself."""
+        self.hand.at[place] = (str(owner.position), self._clock(), "backoff")
+        if owner.wait_reason:
+            self.hand.reasons[place] = owner.wait_reason
+        self.waits[place] = self._clock() + owner.wait_seconds
+        self.on_wait()
 
     def _rotate(self, place: Place) -> None:
         """An idle partition publishes its files, too, when their time has come."""
@@ -205,12 +255,12 @@ class Worker:
         except CeleriacError as error:
             self._fail(place, error)
             return
-        if seconds is not None and place not in self._rotations:
-            self._rotations[place] = self._clock() + seconds
-            self.on_pause(seconds)
+        if seconds is not None and place not in self.rotations:
+            self.rotations[place] = self._clock() + seconds
+            self.on_wait()
 
     def _resume(self, place: Place) -> None:
-        self._paused.pop(place, None)
+        self.waits.pop(place, None)
         self.hand.reasons.pop(place, None)
 
     def _fresh(self, place: Place) -> PartitionOwner | None:
@@ -247,6 +297,7 @@ class Worker:
     def _cut_off(self, place: Place, error: StoreError) -> SliceEnd:
         logger.warning("a slice was cut off: %s: %s", self._named(place), error)
         self.hand.at.pop(place, None)
+        self.waits.pop(place, None)
         if place in self._owned:
             self._stale.add(place)
             self._unserved.add(place)
@@ -270,5 +321,5 @@ class Worker:
         return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"
 
 
-def _nobody_waits(seconds: float) -> None:
-    """Whoever drives the slices by hand looks again by himself."""
+def _nobody() -> None:
+    """Nobody has asked to be told."""

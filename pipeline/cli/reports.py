@@ -19,6 +19,11 @@ from pipeline.store.jobs import DeadLetter
 SHOWN_LETTERS = 3
 
 _ERROR_CHARACTERS: Final = 300
+_DROPPED: Final = {
+    "duplicate": "duplicates dropped",
+    "late": "late records dropped",
+    "skipped": "records that failed skipped",
+}
 _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _OURS: Final = Path(__file__).parents[1]
 _LIBRARIES: Final = frozenset({"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"})
@@ -46,7 +51,7 @@ def result_lines(result: Result) -> list[str]:
     lines += [f"  {sink.name}: {_published(published)}" for sink, published in result.sinks]
     plans = {sink.name: sink for sink in facts.record.plan.sinks}
     lines += [f"  {name}: {_given(plans[name], count)}" for name, count in result.given.items()]
-    for name, label in (("duplicate", "duplicates dropped"), ("late", "late records dropped")):
+    for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
             lines.append(f"  {label}: {total:,}")
@@ -92,6 +97,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
     lines += [f"  {plain_line(row)}" for row in stage_rows(None, facts)]

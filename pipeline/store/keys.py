@@ -26,6 +26,11 @@ def job(job: str) -> str:
     return of_job(job) + ":job"
 
 
+def removing(job: str) -> str:
+    """Text: how often the removal of the job was begun. While it exists the id is not free."""
+    return of_job(job) + ":removing"
+
+
 def leader(job: str) -> str:
     """Hash: name, token, term, until, now. The lease of the job's leader."""
     return of_job(job) + ":leader"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pipeline.codec import read_timer_member, state_field
 from pipeline.errors import UnknownJob
@@ -13,8 +13,14 @@ from pipeline.lifecycle import JobState
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Timer
 from pipeline.store import keys
+from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
 from pipeline.store.scripts import Scripts
+
+MOST_TRIED: Final = 10
+"""Attempts at a record that are remembered with their errors."""
+
+_ATTEMPT_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class Acquired:
 
     run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
     published: sink -> records in parts of a rotating sink that are in its folder.
+    attempts: how often the record at the position has failed. tried: when and how, the last times.
+    skipped: records that failed and were dropped so far.
     """
 
     position: Position
@@ -49,6 +57,9 @@ class Acquired:
     run: str = ""
     given: dict[str, int] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
+    attempts: int = 0
+    tried: tuple[str, ...] = ()
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,16 @@ class Pulse:
 
     state: JobState
     control: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """An owned partition that waits for a ticket: it has committed all that it had read."""
+
+    stage: int
+    partition: int
+    token: str
+    position: Position
 
 
 class Ownership:
@@ -80,6 +101,22 @@ class Ownership:
         if answer[0] == -1:
             return None
         return Pulse(JobState(answer[1].decode()), answer[2].decode())
+
+    def take_tickets(
+        self, table: int, calm: Sequence[Calm], records: int, bytes_: int
+    ) -> list[tuple[Calm, list[Entry]]]:
+        """Takes the tickets that wait for these partitions, with the entries that they are for. Raises StoreError.
+
+        Whoever takes one must serve it. `records` and `bytes_` bound what is read for each.
+        """
+        names = [keys.job(self.job)]
+        args: list[Any] = [table, records, bytes_]
+        for each in calm:
+            at = (self.job, each.stage, each.partition)
+            names += [keys.inbox(*at), keys.meta(*at), keys.queue(*at)]
+            args += [each.token, each.position.entry, each.position.record]
+        answer = self.scripts.run("take", names, args)
+        return [(calm[number - 1], read_entries(raw)) for number, raw in answer]
 
     def wait_for_control(self, last: str, wait_ms: int) -> str:
         """The id of the last control message behind `last`, or `last` when none came within `wait_ms`."""
@@ -109,6 +146,7 @@ class Ownership:
         meta, log = _pairs(answer[1]), _pairs(answer[2])
         position = Position(meta["pos"], int(meta["rec"]))
         deaths = int(meta.get("deaths", 0)) if meta.get("deaths_at") == str(position) else 0
+        attempts, tried = _attempts(meta) if meta.get("tried_at") == str(position) else (0, ())
         return Acquired(
             position=position,
             deaths=deaths,
@@ -119,11 +157,22 @@ class Ownership:
             run=answer[4].decode(),
             given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
             published={name[2:]: int(value) for name, value in log.items() if name.startswith("p:")},
+            attempts=attempts,
+            tried=tried,
+            skipped=int(meta.get("skipped", 0)),
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
         """Says that the record at `position` is about to be run alone. False when fenced."""
         answer = self.scripts.run("trying", [keys.meta(self.job, row.stage, row.partition)], [row.token, str(position)])
+        return bool(answer[0] == 1)
+
+    def note_attempt(self, row: Assigned, position: Position, tried: Sequence[str], attempt: int, error: str) -> bool:
+        """Says that the record at `position` failed at this attempt, behind those of `tried`. False when fenced."""
+        lines = "\n".join(tried[-(MOST_TRIED - 1) :])
+        text = f"{attempt} {' '.join(error.split())[:_ATTEMPT_CHARACTERS]}"
+        names = [keys.meta(self.job, row.stage, row.partition)]
+        answer = self.scripts.run("attempt", names, [row.token, str(position), lines, text])
         return bool(answer[0] == 1)
 
     def load_state(
@@ -173,6 +222,12 @@ class Ownership:
 def groups_of_partition(partition: int, partitions: int) -> list[int]:
     """The key groups that a partition serves by the first table."""
     return [group for group in range(GROUPS) if group * partitions // GROUPS == partition]
+
+
+def _attempts(meta: dict[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Lines of `milliseconds number error`, oldest first; the number of the last one counts all."""
+    lines = tuple(meta.get("tried", "").split("\n"))
+    return int(lines[-1].split(" ", 2)[1]), lines
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:

@@ -104,8 +104,10 @@ class LocalJob:
         limits: Limits | None = None,
         job: str = "j",
         clock: Callable[[], float] = stopped_clock,
+        takes_tickets: bool = False,
     ) -> None:
-        self.url, self.job, self.clock = redis_url, job, clock
+        """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker."""
+        self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
         self.limits = limits or Limits()
         self.graph = pipeline.graph()
         self.plan = compile_plan(self.graph, partitions, self.limits)
@@ -167,8 +169,14 @@ class LocalJob:
     def look(self) -> None:
         """Every worker follows the assignment table, and works once on what is new, as `Owning` does."""
         for name, worker in list(self.workers.items()):
-            for place in worker.look():
+            worker.rotate_due()
+            for place in sorted({*worker.look(), *worker.due()}):
                 self.slice(name, place)
+
+    def pauses(self, name: str = "w0") -> list[float]:
+        """In how many seconds partitions of the worker come back by themselves."""
+        worker = self.workers[name]
+        return [at - self.clock() for at in (*worker.waits.values(), *worker.rotations.values())]
 
     def restart(self, name: str) -> None:
         """The worker dies; its successor has another incarnation, empty memory and the same partitions."""
@@ -179,6 +187,8 @@ class LocalJob:
         self.assign(name, places, is_unclean=True)
 
     def slice(self, name: str, place: Place) -> SliceEnd | None:
+        if self.takes_tickets:
+            return self.workers[name].work(*place)
         end = self.workers[name].slice(*place)
         self.ends.append((name, place, end))
         return end
@@ -239,9 +249,18 @@ class LocalJob:
     def run_until_idle(self, rounds: int = 20_000) -> None:
         """Serves until no ticket is left. Fails after so many rounds."""
         for _ in range(rounds):
-            if not self.serve():
+            if not self.serve() and (isinstance(self.clock, HandClock) or not self.serve_waiting()):
                 return
         raise AssertionError(f"the job still works after {rounds} rounds; the last ends: {self.ends[-20:]}")
+
+    def serve_waiting(self) -> int:
+        """Lets the time of all partitions that back off come. The number of slices."""
+        waiting = [(name, place) for name, worker in self.workers.items() for place in worker.waits]
+        for name, place in waiting:
+            self.workers[name].waits[place] = 0.0
+            self.slice(name, place)
+        self.drain_outputs()
+        return len(waiting)
 
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""

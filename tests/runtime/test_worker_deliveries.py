@@ -246,7 +246,7 @@ def test_a_server_that_is_busy_is_waited_for(redis_url: str, receiver: Receiver,
     with LocalJob(redis_url, to(write.http(receiver.url)), partitions=1, clock=clock) as job:
         job.assign()
         feed(job)
-        assert job.workers["w0"].pauses() == [7.0]
+        assert job.pauses() == [7.0]
 
         receiver.judge = lambda _: 200
         clock.now += 7.0
@@ -308,7 +308,7 @@ def test_a_slow_place_is_left_in_time_and_gone_on_with(redis_url: str, monkeypat
         job.run_until_idle()
 
         assert "is slow: 0 of 1 records" in job.workers["w0"].hand.report(0.0)["hand"]["1.0"]["reason"]
-        assert job.workers["w0"].pauses() == [0.1]
+        assert job.pauses() == [0.1]
 
 
 # Kafka, by the cluster that librdkafka mocks.

@@ -159,7 +159,7 @@ def test_an_idle_partition_publishes_when_the_time_has_come_and_not_before(redis
     with LocalJob(redis_url, pipeline, partitions=1, clock=clock) as job:
         job.assign()
         feed(job, watch, 1)
-        assert job.workers["w0"].pauses() == [10.0]
+        assert job.pauses() == [10.0]
         clock.now += 9.0
         job.look()
         assert parts_in(watch.folder) == {}
@@ -168,7 +168,7 @@ def test_an_idle_partition_publishes_when_the_time_has_come_and_not_before(redis
         job.look()
 
         assert rows_in(watch.folder) == expected(1)
-        assert job.workers["w0"].pauses() == []
+        assert job.pauses() == []
 
 
 def test_rows_of_a_step_that_waits_for_a_full_stream_are_in_no_part_yet(redis_url: str, tmp_path: Path) -> None:

@@ -370,6 +370,16 @@ def test_a_partition_looks_forgotten_when_nobody_knows_of_its_work(part: dict[st
     assert looks_forgotten(subject, a_job([subject], [worker])) is expected
 
 
+def test_a_partition_that_backs_off_is_not_forgotten() -> None:
+    hand = {"0.0": {"position": "1-0/0", "since_ms": 500_000, "why": "backoff"}}
+    part = replace(a_partition(0, 0, "w1", at_end=False), ring="1")
+    facts = a_job([part], [a_worker("w1", hand=hand)])
+
+    assert not looks_forgotten(part, facts)
+    assert looks_forgotten(replace(part, ring=""), facts)
+    assert stuck_workers(facts) == []
+
+
 def test_a_forgotten_partition_is_rung_at_the_second_look_and_then_ever_more_rarely() -> None:
     part = a_partition(0, 0, "w1", at_end=False)
     suspicion: Suspicion | None = None
@@ -442,7 +452,12 @@ def test_too_many_dead_letters_fail_the_job_even_at_its_end() -> None:
 def test_the_gate_closes_above_four_fifths_and_opens_below_seven_tenths(
     gate: str, used: int, bound: int, expected: str | None
 ) -> None:
-    assert wanted_gate(gate, used, bound) == expected
+    assert wanted_gate(gate, used, bound, has_backlog=True) == expected
+
+
+@pytest.mark.parametrize(("used", "expected"), [(69, "open"), (75, "open"), (79, "open"), (80, None), (81, None)])
+def test_with_nothing_left_to_drain_the_gate_does_not_wait_for_seven_tenths(used: int, expected: str | None) -> None:
+    assert wanted_gate("closed", used, 100, has_backlog=False) == expected
 
 
 def test_only_workers_long_silent_that_own_nothing_are_forgotten() -> None:
