@@ -65,13 +65,16 @@ class StagedFiles:
             remove_staged(self._plans[retired.sink], self._job, retired.facts.file)
         self._retired = self._retired[len(self._forgotten) :]
         self._forgotten = []
-        if self._rotations and not self._knows_earlier:
-            self._publish_earlier()
-            self._knows_earlier = True
         self.rotate()
 
     def rotate(self) -> None:
-        """Publishes the files that are full. Only while no written step waits for its commit. Raises SinkError."""
+        """Publishes the files that are full, and what earlier owners left.
+
+        Only while no written step waits for its commit. Raises SinkError, StoreError.
+        """
+        if self._rotations and not self._knows_earlier:
+            self._publish_earlier()
+            self._knows_earlier = True
         for sink, rotation in self._rotations.items():
             facts = self._committed.get(sink)
             if facts is None or sink not in self._files:

@@ -186,7 +186,7 @@ class PartitionOwner:
     def rotate(self) -> float | None:
         """Between slices: publishes files of its sinks that are full; in how many seconds to ask again, if ever.
 
-        Raises SinkError.
+        Raises SinkError, StoreError.
         """
         return None if self.is_held else self._sinks.rotate()
 

@@ -96,7 +96,7 @@ class StagedSinks:
     def rotate(self) -> float | None:
         """Publishes files that are full by now, of an owner without a step in hand; in how many seconds to ask again.
 
-        Raises SinkError.
+        Raises SinkError, StoreError.
         """
         self._files.rotate()
         return self._files.seconds_to_rotation()

@@ -252,6 +252,9 @@ class Worker:
             return
         try:
             seconds = owner.rotate()
+        except StoreError as error:
+            self._cut_off(place, error)
+            return
         except CeleriacError as error:
             self._fail(place, error)
             return

@@ -171,6 +171,23 @@ def test_an_idle_partition_publishes_when_the_time_has_come_and_not_before(redis
         assert job.pauses() == []
 
 
+@pytest.mark.parametrize("is_unclean", [False, True])
+def test_an_idle_partition_that_moves_takes_its_rows_along(redis_url: str, tmp_path: Path, is_unclean: bool) -> None:
+    clock, watch = HandClock(), Watch(tmp_path / "out")
+    pipeline = to(write.jsonl(watch.folder, rotate_seconds=10))
+    with LocalJob(redis_url, pipeline, partitions=1, clock=clock) as job:
+        job.assign()
+        feed(job, watch, 1)
+        assert parts_in(watch.folder) == {}
+
+        job.assign("w1", [(1, 0)], is_unclean=is_unclean)
+        job.run_until_idle()
+        clock.now += 10.0
+        job.look()
+
+        assert rows_in(watch.folder) == expected(1)
+
+
 def test_rows_of_a_step_that_waits_for_a_full_stream_are_in_no_part_yet(redis_url: str, tmp_path: Path) -> None:
     clock, watch = HandClock(), Watch(tmp_path / "out")
     flow = Pipeline("held")
