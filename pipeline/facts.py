@@ -26,6 +26,11 @@ class JobRecord:
     gate: str
     completed_sources: frozenset[str]
 
+    @property
+    def run(self) -> str:
+        """Tells jobs of the same id, and generations of one job, apart."""
+        return f"{self.made_at_ms}.{self.generation}"
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:

@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -65,6 +64,7 @@ class Worker:
     """Owns what the assignment table says, and nothing else; serves tickets."""
 
     def __init__(self, ownership: Ownership, plan: Plan, graph: Graph, clock: Callable[[], float] = monotonic) -> None:
+        """Raises EnvironmentFault, SinkError when a sink cannot be used from here: an extra, a variable is missing."""
         self.ownership = ownership
         self.plan = plan
         self.hand = Hand()
@@ -72,6 +72,7 @@ class Worker:
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
         self._links = SinkLinks(graph.nodes)
+        self._links.effects(plan.sinks)  # what is missing on this machine is told now, not at the first partition
         self._contexts = [
             StageContext(
                 ownership.job,
@@ -87,11 +88,14 @@ class Worker:
         ]
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
+        self.waits: dict[Place, float] = {}
+        """Places that back off -> when they may be served again, by the clock."""
+        self.on_wait: Callable[[], None] = _nobody
+        """Called when `waits` or `rotations` has changed."""
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
         self._unserved: set[Place] = set()
-        # Places that wait for a time, by the clock. Their ring flag stays set: the owner comes back by itself.
-        self._paused: dict[Place, float] = {}
-        self.on_pause: Callable[[float], None] = _nobody_waits
+        self.rotations: dict[Place, float] = {}
+        """Places with an open file that becomes a part by itself -> when."""
 
     @property
     def places(self) -> list[Place]:
@@ -117,13 +121,7 @@ class Worker:
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
-        now = self._clock()
-        return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
-
-    def pauses(self) -> list[float]:
-        """In how many seconds `look` must be called again, for each place that backs off."""
-        now = self._clock()
-        return [max(0.0, until - now) for until in self._paused.values()]
+        return sorted(self._unserved)
 
     def work(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
@@ -137,6 +135,21 @@ class Worker:
             for place in places:
                 self.slice(*place, deadline)
         return end
+
+    def due(self) -> list[Place]:
+        """Places that have backed off for long enough. They have no ticket: whoever asks serves them."""
+        return sorted(place for place, at in self.waits.items() if at <= self._clock())
+
+    def next_time(self) -> float | None:
+        """By the clock, when `due` and `rotate_due` must be asked again; None: not before something happens."""
+        return min((*self.waits.values(), *self.rotations.values()), default=None)
+
+    def rotate_due(self) -> None:
+        """Publishes the files whose time has come, of partitions that are idle. A disk that refuses fails the job."""
+        for place, at in list(self.rotations.items()):
+            if at <= self._clock():
+                del self.rotations[place]
+                self._rotate(place)
 
     def _take_tickets(self) -> list[Place]:
         """Places whose tickets are in hand now, each with the entries that it is for."""
@@ -166,8 +179,8 @@ class Worker:
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
         place = (stage, partition)
-        if self._clock() < self._paused.get(place, -inf):
-            return SliceEnd.BACKOFF  # the ticket is used up: the place is served when its time has come
+        if self._clock() < self.waits.get(place, 0.0):
+            return SliceEnd.BACKOFF  # its ticket is used up: it is served when its time has come
         try:
             if place not in self._owned:
                 self.look()
@@ -184,7 +197,7 @@ class Worker:
 
     def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
-        self._paused.pop(place, None)
+        self.waits.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
@@ -214,23 +227,43 @@ class Worker:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
-                self._pause(place, owner)
+                self._wait(place, owner)
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
-            case SliceEnd.IDLE | SliceEnd.YIELDED:
+            case SliceEnd.IDLE:
+                self._rotate(place)
+            case SliceEnd.YIELDED:
                 pass
         return end
 
-    def _pause(self, place: Place, owner: PartitionOwner) -> None:
-        now = self._clock()
-        self._paused[place] = now + owner.wait_seconds
-        self.hand.at[place] = (str(owner.position), now, "backoff")
-        self.hand.reasons[place] = owner.wait_reason
-        self.on_pause(owner.wait_seconds)
+    def _wait(self, place: Place, owner: PartitionOwner) -> None:
+        """Its ring flag stays set: the owner comes back by itself."""
+        self.hand.at[place] = (str(owner.position), self._clock(), "backoff")
+        if owner.wait_reason:
+            self.hand.reasons[place] = owner.wait_reason
+        self.waits[place] = self._clock() + owner.wait_seconds
+        self.on_wait()
+
+    def _rotate(self, place: Place) -> None:
+        """An idle partition publishes its files, too, when their time has come."""
+        owner = self._owned.get(place)
+        if owner is None or place in self._stale:
+            return
+        try:
+            seconds = owner.rotate()
+        except StoreError as error:
+            self._cut_off(place, error)
+            return
+        except CeleriacError as error:
+            self._fail(place, error)
+            return
+        if seconds is not None and place not in self.rotations:
+            self.rotations[place] = self._clock() + seconds
+            self.on_wait()
 
     def _resume(self, place: Place) -> None:
-        self._paused.pop(place, None)
+        self.waits.pop(place, None)
         self.hand.reasons.pop(place, None)
 
     def _fresh(self, place: Place) -> PartitionOwner | None:
@@ -267,7 +300,7 @@ class Worker:
     def _cut_off(self, place: Place, error: StoreError) -> SliceEnd:
         logger.warning("a slice was cut off: %s: %s", self._named(place), error)
         self.hand.at.pop(place, None)
-        self._resume(place)
+        self.waits.pop(place, None)
         if place in self._owned:
             self._stale.add(place)
             self._unserved.add(place)
@@ -291,5 +324,5 @@ class Worker:
         return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"
 
 
-def _nobody_waits(seconds: float) -> None:
-    """Whoever drives the slices by hand looks again by himself."""
+def _nobody() -> None:
+    """Nobody has asked to be told."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ class Result:
     total_seconds: float
     start_seconds: float
     is_drained: bool
+    given: Mapping[str, int] = field(default_factory=dict)
+    """Sink -> records that it was given, of those that write neither files nor streams."""
 
 
 def result_lines(result: Result) -> list[str]:
@@ -47,6 +49,8 @@ def result_lines(result: Result) -> list[str]:
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
     lines = [f"job {facts.record.job} {how}", f"  read: {_count(records_read(facts), 'record')}"]
     lines += [f"  {sink.name}: {_published(published)}" for sink, published in result.sinks]
+    plans = {sink.name: sink for sink in facts.record.plan.sinks}
+    lines += [f"  {name}: {_given(plans[name], count)}" for name, count in result.given.items()]
     for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
@@ -55,6 +59,19 @@ def result_lines(result: Result) -> list[str]:
     started = duration(result.start_seconds)
     lines.append(f"  time: {duration(result.total_seconds)}, of which {started} until the first record")
     return lines
+
+
+def _given(sink: SinkPlan, count: int) -> str:
+    match sink.format:
+        case "sql":
+            kind = "replaced or added" if sink.options["mode"] == "upsert" else "added"
+            return f"{_count(count, 'row')} {kind} in {sink.options['table']} of {sink.options['url']}"
+        case "kafka":
+            return f"{_count(count, 'record')} to the topic {sink.options['topic']}, at least once"
+        case "http":
+            return f"{_count(count, 'record')} to {sink.options['url']}, at least once"
+        case _:
+            return f"{_count(count, 'record')} given to its function, at least once"
 
 
 def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:

@@ -25,6 +25,7 @@ from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
 from pipeline.settings import Limits
+from pipeline.sinks.effects import EFFECT_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
 from pipeline.store.connection import check_server, connect, without_password
@@ -239,7 +240,11 @@ class Run:
         letters = store.dead_letters(self.job, SHOWN_LETTERS)
         total_seconds = time.monotonic() - self.started_at
         sinks = list(zip(file_sinks(self.plan), published, strict=True))
-        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained)
+        totals = store.log_totals(facts.record)
+        given = {
+            sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
+        }
+        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given)
         for line in result_lines(result):
             self.screen.note(line)
         if self.server.embedded is None:

@@ -151,6 +151,19 @@ class JobStore:
             found.setdefault(sink, []).append(([int(part) for part in place.split(".")], facts))
         return {sink: [facts for _, facts in sorted(rows)] for sink, rows in found.items()}
 
+    def log_totals(self, record: JobRecord) -> dict[str, int]:
+        """`n:sink` and `p:sink` of all partitions' logs, added up."""
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for stage, partition in record.plan.partitions():
+                pipe.hgetall(keys.log(record.job, stage, partition))
+            logs = pipe.execute()
+        found: dict[str, int] = {}
+        for name, value in (pair for log in logs for pair in log.items()):
+            if name.startswith((b"n:", b"p:")):
+                found[name.decode()] = found.get(name.decode(), 0) + int(value)
+        return found
+
     def remove(self, job: str) -> int:
         """Deletes every key of an ended job, kombu's included; returns how many. Raises JobStateError if it works."""
         if self.state(job) in (JobState.RUNNING, JobState.DRAINING, JobState.PUBLISHING):

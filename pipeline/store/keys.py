@@ -68,7 +68,8 @@ def meta(job: str, stage: int, partition: int) -> str:
 
 def log(job: str, stage: int, partition: int) -> str:
     """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark;
-    `n:sink` -> how many records this partition has given a sink that is neither files nor a stream."""
+    `n:sink` -> how many records this partition has given a sink that is neither files nor a stream;
+    `p:sink` -> how many records of a rotating sink are in parts that `files` names no more."""
     return f"{of_job(job)}:log:{stage}.{partition}"
 
 

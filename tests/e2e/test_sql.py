@@ -66,6 +66,8 @@ def test_kills_at_random_moments_leave_every_row_once_in_sqlite(site: Site) -> N
         assert sorted(connection.execute(SUMS)) == sorted(EXPECTED)
         assert connection.execute("SELECT count(*), min(number) FROM lasts").fetchone() == (KEYS, COUNT)
     connection.close()
+    assert f"  rows: {KEYS * COUNT:,} rows added in rows of sqlite:///{run.folder}/rows.db" in run.said()
+    assert f"  lasts: {KEYS} rows replaced or added in lasts of" in run.said()
     site.assert_clean("flow.py", "rows.db")
 
 
