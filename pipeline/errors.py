@@ -63,6 +63,10 @@ class ProgramError(CeleriacError):
     """Raised when an external program ends, hangs, refuses a record, or answers what its protocol does not have."""
 
 
+class LetterError(CeleriacError):
+    """Raised when a dead letter is not there, or what was asked cannot be done with it."""
+
+
 class StoreError(CeleriacError):
     """Root of the errors of the store."""
 

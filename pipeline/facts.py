@@ -87,6 +87,8 @@ class JobFacts:
     dead_letters: int
     finished_splits: dict[str, int]
     """Source -> splits of it that are finished."""
+    dead_letter_bytes: int = 0
+    """What all dead letters take in Redis, estimated."""
 
 
 def waiting_for(facts: JobFacts) -> frozenset[str]:

@@ -5,11 +5,13 @@ A header is a JSON array whose first item is the kind, so that scripts can write
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from pipeline.errors import DecodingError
+
+_REPLAY: Final = "replay:"
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="D"):
@@ -25,6 +27,11 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="D"):
     watermark: int | None
     table: int
     skip: tuple[int, ...] = ()
+
+    @property
+    def replay_of(self) -> str:
+        """The id of the dead letter whose record this is, or nothing. Senders of names have no colon."""
+        return self.sender.removeprefix(_REPLAY) if self.sender.startswith(_REPLAY) else ""
 
 
 class Watermark(msgspec.Struct, frozen=True, array_like=True, tag="W"):

@@ -42,8 +42,8 @@ class Failures:
     def remember(self, attempts: int, tried: tuple[str, ...]) -> None:
         self.attempts, self.tried = attempts, tried
 
-    def settle(self, failure: Failure, payload: bytes) -> Write | None:
-        """The dead letter, or None for one that is skipped. `payload` is the record as a batch of one.
+    def settle(self, failure: Failure, payload: bytes, kind: str = "record") -> Write | None:
+        """The dead letter, or None for one that is skipped. `payload` is the record, or timer, as a batch of one.
 
         Raises TryAgain while it has attempts left, RecordFailed where the job is to fail.
         """
@@ -51,7 +51,7 @@ class Failures:
             raise TryAgain(failure)
         match self.policy.then:
             case "dead_letter":
-                return self._letters.of(failure, payload, self.tried)
+                return self._letters.of(failure, payload, self.tried, kind)
             case "skip":
                 logger.warning("a record is skipped: %s", described(failure)[:200])
                 return None

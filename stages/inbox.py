@@ -19,12 +19,14 @@ class Records:
     """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind.
 
     `places` are those of the batch's records among all, where some that were seen before have been left out of it.
+    `replay_of`: the dead letter whose record it is.
     """
 
     batch: Batch
     end: Position
     released_bytes: int
     places: tuple[int, ...] | None = None
+    replay_of: str = ""
 
     def until(self, count: int) -> int:
         """How many records to take for the first `count` of the batch, which holds more."""
@@ -142,6 +144,8 @@ class Inbox:
         spans = [(record, stop, header.skip)]
         has_all = not header.skip
         end, released = _after(entry, header, stop)
+        if header.replay_of:
+            return Records(taken[0], end, released, None, header.replay_of)
         room = limit - (stop - record)
         for number in range(1, len(self._entries)):
             if room <= 0 or end.record:
@@ -149,6 +153,8 @@ class Inbox:
             entry = self._entries[number]
             header_, batch_, why = self._decoded(entry)
             if not isinstance(header_, Data) or batch_ is None or why is not None or not _are_alike(batch, batch_):
+                break
+            if header_.replay_of:
                 break
             stop = min(header_.count, room)
             taken.append(_without_skipped(batch_, header_.skip, 0, stop))

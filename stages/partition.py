@@ -121,15 +121,15 @@ class PartitionOwner:
         sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
         effects = context.links.effects(sinks)
         self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
-        letters = Letters(context.job, row.stage, row.partition)
-        self._failures = Failures(context.stage.on_error, letters)
+        self._letters = Letters(context.job, row.stage, row.partition)
+        self._failures = Failures(context.stage.on_error, self._letters)
         self._stepper = Stepper(
             context.kernel,
             context.encoder,
             self.cache,
             self._sinks,
             self._load,
-            letters,
+            self._letters,
             self._failures,
         )
         self.wait_seconds = 0.0
@@ -246,7 +246,7 @@ class PartitionOwner:
             return SliceEnd.FENCED
         policy = self._failures.policy
         self.wait_seconds = policy.pause_seconds(attempt, self._context.rng)
-        self.wait_reason = ""
+        self.wait_reason = error
         logger.warning(
             "a record failed at attempt %d of %d and is tried again in %.1f s: %s position=%s: %s",
             attempt,
@@ -315,6 +315,7 @@ class PartitionOwner:
 
     def _records(self, item: Records, limit: int) -> Commit:
         started, batch = self._clock(), item.batch
+        self._letters.replay_of = item.replay_of
         bounds = self._bounds(started)
         outcome = self._guarded(
             lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
@@ -375,6 +376,7 @@ class PartitionOwner:
 
         With the number of timers that were fired.
         """
+        self._letters.replay_of = ""
         promised = {**self._watermarks, item.sender: max(item.time, self._watermarks.get(item.sender, MIN_TIME))}
         low = min(promised.get(sender, MIN_TIME) for sender in self._expected)
         if low > self._watermark:

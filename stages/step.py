@@ -141,13 +141,13 @@ class Stepper:
 
     def give_up_timer(self, timer: Timer, error: str) -> Outcome:
         """The timer becomes a dead letter without being fired."""
-        letter = self._letters.write(timer.operator, error, "", encode_batch(_timer_record(timer)))
+        letter = self._letters.write(timer.operator, error, "", encode_batch(_timer_record(timer)), kind="timer")
         cleared = self._encoder.timers(Step({}, {}, [], [timer], 0))
         return Outcome(Counts(dead=1), [letter, *cleared])
 
     def give_up_payload(self, payload: bytes, count: int, error: str) -> Outcome:
         """An entry that cannot be read becomes one dead letter."""
-        write = self._letters.write("", error, "", payload)
+        write = self._letters.write("", error, "", payload, kind="entry")
         return Outcome(Counts(taken=count, dead=count), [write])
 
     def _give_up_faults(self, batch: Batch, taken: int, outcome: Outcome) -> None:
@@ -206,7 +206,7 @@ class Stepper:
             is_alone = failure is not None and self._isolates
             if is_alone and outcome.fired:
                 break
-            self._settle(failure, outcome)
+            self._settle(failure, outcome, "timer")
             # What the timer itself has set anew stays set.
             gathered.timers.setdefault(timer, False)
             outcome.fired = index + 1
@@ -224,9 +224,9 @@ class Stepper:
         """Whether a record that fails is a step of its own."""
         return self._sinks.has_effects or self._failures.isolates
 
-    def _settle(self, failed: tuple[Failure, bytes] | None, outcome: Outcome) -> None:
+    def _settle(self, failed: tuple[Failure, bytes] | None, outcome: Outcome, kind: str = "record") -> None:
         if failed is not None:
-            self._settled(self._failures.settle(*failed), outcome)
+            self._settled(self._failures.settle(*failed, kind), outcome)
 
     def _settled(self, letter: Write | None, outcome: Outcome) -> None:
         """`letter` is that of a record that was given up, or None for one that was skipped."""

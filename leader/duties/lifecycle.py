@@ -21,16 +21,22 @@ class Change:
 
 def next_state(facts: JobFacts) -> Change | None:
     """The state that the job's facts call for, or None. Too many dead letters outweigh a finished input."""
-    bound = facts.record.plan.limits.dead_letters
-    if facts.dead_letters > bound:
-        return Change(
-            JobState.FAILED,
-            f"{facts.dead_letters} dead letters, more than the {bound} allowed; "
-            f"`celeriac status {facts.record.job}` shows them",
-        )
+    limits, job = facts.record.plan.limits, facts.record.job
+    if facts.dead_letters > limits.dead_letters:
+        return _too_many(job, f"{facts.dead_letters:,} dead letters, more than the {limits.dead_letters:,} allowed")
+    held, most = facts.dead_letter_bytes, limits.dead_letter_bytes
+    if held > most:
+        return _too_many(job, f"dead letters of {held:,} bytes, more than the {most:,} allowed")
     if facts.partitions and all(part.done for part in facts.partitions):
         return Change(JobState.PUBLISHING)
     return None
+
+
+def _too_many(job: str, what: str) -> Change:
+    return Change(
+        JobState.FAILED,
+        f"{what}; `celeriac dead-letters list {job}` shows them: the job can go on when some are replayed or dropped",
+    )
 
 
 class Lifecycle:

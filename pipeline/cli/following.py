@@ -161,12 +161,12 @@ class Follower:
             self.screen.note("Redis has room again")
 
     def _tell_waits(self, facts: JobFacts) -> None:
-        """A sink that is away fails nothing: its partitions wait."""
+        """A sink that is away, or a record that is to be tried again, fails nothing: the partition waits."""
         waits = waiting_for(facts)
         for reason in sorted(waits - self._waits):
             self.screen.warn(f"waiting: {reason}")
         if self._waits and not waits:
-            self.screen.note("no sink is waited for any more")
+            self.screen.note("nothing is waited for any more")
         self._waits = waits
 
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:

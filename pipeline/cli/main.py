@@ -10,7 +10,15 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.errors import CeleriacError, JobStateError, PipelineError, ProducerError, SinkError, UnknownJob
+from pipeline.errors import (
+    CeleriacError,
+    JobStateError,
+    LetterError,
+    PipelineError,
+    ProducerError,
+    SinkError,
+    UnknownJob,
+)
 
 if TYPE_CHECKING:
     from pipeline.cli.interrupts import Interrupts
@@ -76,7 +84,7 @@ def _code(error: CeleriacError) -> int:
     match error:
         case JobFailed():
             return Exit.FAILED
-        case PipelineError() | ProducerError() | SinkError() | UnknownJob() | JobStateError():
+        case PipelineError() | ProducerError() | SinkError() | LetterError() | UnknownJob() | JobStateError():
             return Exit.USAGE
         case _:  # the input, what this machine lacks, and what Redis refuses
             return Exit.ENVIRONMENT

@@ -14,7 +14,7 @@ from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.plan import SinkPlan
 from pipeline.sinks.publisher import Published
-from pipeline.store.jobs import DeadLetter
+from pipeline.store.letters import DeadLetter
 
 SHOWN_LETTERS = 3
 

@@ -9,7 +9,7 @@ from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
 from pipeline.flower.history import NO_LAG, History, Lag
 from pipeline.flower.layout import cells, edges
 from pipeline.plan import StagePlan
-from pipeline.store.jobs import DeadLetter
+from pipeline.store.letters import DeadLetter
 
 SHOWN_PARTITIONS: Final = 1000
 SHOWN_LETTERS: Final = 20

@@ -14,7 +14,8 @@ from pipeline.errors import CeleriacError, DecodingError, StoreError, StoreUnava
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.flower.history import History
 from pipeline.flower.picture import SHOWN_LETTERS, job_picture, jobs_picture
-from pipeline.store.jobs import DeadLetter, JobStore
+from pipeline.store.jobs import JobStore
+from pipeline.store.letters import DeadLetter
 
 FRESH_SECONDS: Final = 0.8
 """An answer serves for this long, so many viewers cost Redis as much as one that asks each second."""

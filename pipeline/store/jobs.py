@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -17,6 +16,7 @@ from pipeline.plan import Plan
 from pipeline.positions import Position
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -25,21 +25,6 @@ _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
     "taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A record given up. `payload` is the record as a batch of one; `at` its id, which begins with milliseconds."""
-
-    id: str
-    stage: int
-    partition: int
-    operator: str
-    error: str
-    traceback: str
-    payload: bytes
-    tried: tuple[str, ...] = ()
-    """A line for each attempt before the last one: milliseconds, number, error."""
 
 
 class JobStore:
@@ -125,24 +110,26 @@ class JobStore:
             pipe.hgetall(keys.senders(job))
             pipe.hget(keys.leader(job), "name")
             pipe.xlen(keys.dead(job))
+            pipe.memory_usage(keys.dead(job), samples=5)
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
             answers = pipe.execute()
-        (seconds, micros), workers, assigned, senders, leader, dead = answers[:6]
+        (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes = answers[:7]
         now_ms = seconds * 1000 + micros // 1000
         partitions = tuple(
-            _partition(place, answers[6 + 2 * i], answers[7 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(place, answers[7 + 2 * i], answers[8 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
         name = leader.decode() if leader else ""
-        return JobFacts(record, now_ms, partitions, _workers(workers, now_ms), name, int(dead), finished)
+        held = _workers(workers, now_ms)
+        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, int(dead_bytes or 0))
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
         """The oldest `count` dead letters."""
         with translated():
             raw = self._client.xrange(keys.dead(job), count=count)
-        return [_dead_letter(id_.decode(), fields) for id_, fields in raw]
+        return [read_letter(id_.decode(), fields) for id_, fields in raw]
 
     def staged_files(self, job: str) -> dict[str, list[bytes]]:
         """Sink name -> the facts of its staging files, by stage, partition and term."""
@@ -282,22 +269,6 @@ def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
             dead = text.get("d:" + name) == incarnation
             found.append(WorkerFacts(name, incarnation, age, dead, json.loads(text.get("r:" + name, "{}"))))
     return tuple(found)
-
-
-def _dead_letter(id_: str, fields: dict[bytes, bytes]) -> DeadLetter:
-    try:
-        return DeadLetter(
-            id=id_,
-            stage=int(fields[b"stage"]),
-            partition=int(fields[b"partition"]),
-            operator=fields[b"operator"].decode(),
-            error=fields[b"error"].decode(),
-            traceback=fields[b"traceback"].decode(),
-            payload=fields[b"payload"],
-            tried=tuple(fields[b"tried"].decode().split("\n")) if b"tried" in fields else (),
-        )
-    except (KeyError, ValueError) as error:
-        raise DecodingError(f"the dead letter {id_} cannot be read: {error!r}") from error
 
 
 def check_permissions(client: Any) -> None:

@@ -114,6 +114,11 @@ def dead(job: str) -> str:
     return of_job(job) + ":dead"
 
 
+def dead_edits(job: str) -> str:
+    """Hash: id of a dead letter -> the payload that its replay takes. Written by edit, trimmed by replay and drop."""
+    return of_job(job) + ":deadedits"
+
+
 def out(job: str, sink: str) -> str:
     """Stream: a readable output. Appended by commits, trimmed to the slowest reader."""
     return f"{of_job(job)}:out:{sink}"

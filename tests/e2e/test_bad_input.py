@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.codec import decode_batch
 from pipeline.store.connection import connect
-from pipeline.store.jobs import DeadLetter, JobStore
+from pipeline.store.jobs import JobStore
+from pipeline.store.letters import DeadLetter
 from pipeline.store.scripts import Scripts
 from tests.e2e.chaos import Site
 

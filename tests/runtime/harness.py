@@ -21,8 +21,9 @@ from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import connect
-from pipeline.store.jobs import DeadLetter, JobStore
+from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import Leadership
+from pipeline.store.letters import DeadLetter
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts, source
@@ -169,14 +170,12 @@ class LocalJob:
     def look(self) -> None:
         """Every worker follows the assignment table, and works once on what is new, as `Owning` does."""
         for name, worker in list(self.workers.items()):
-            worker.rotate_due()
-            for place in sorted({*worker.look(), *worker.due()}):
+            for place in worker.look():
                 self.slice(name, place)
 
     def pauses(self, name: str = "w0") -> list[float]:
         """In how many seconds partitions of the worker come back by themselves."""
-        worker = self.workers[name]
-        return [at - self.clock() for at in (*worker.waits.values(), *worker.rotations.values())]
+        return self.workers[name].pauses()
 
     def restart(self, name: str) -> None:
         """The worker dies; its successor has another incarnation, empty memory and the same partitions."""
@@ -249,18 +248,29 @@ class LocalJob:
     def run_until_idle(self, rounds: int = 20_000) -> None:
         """Serves until no ticket is left. Fails after so many rounds."""
         for _ in range(rounds):
-            if not self.serve() and (isinstance(self.clock, HandClock) or not self.serve_waiting()):
+            if not self.serve():
                 return
         raise AssertionError(f"the job still works after {rounds} rounds; the last ends: {self.ends[-20:]}")
 
+    def run_through_pauses(self) -> None:
+        """Serves, sweeps, and lets each back-off come to its end, until nothing is left to do."""
+        for _ in range(1_000):
+            self.run_and_sweep()
+            if not self.serve_waiting():
+                return
+        raise AssertionError(f"partitions back off for ever; the last ends: {self.ends[-20:]}")
+
     def serve_waiting(self) -> int:
         """Lets the time of all partitions that back off come. The number of slices."""
-        waiting = [(name, place) for name, worker in self.workers.items() for place in worker.waits]
-        for name, place in waiting:
-            self.workers[name].waits[place] = 0.0
-            self.slice(name, place)
+        slices = 0
+        for name, worker in list(self.workers.items()):
+            if worker.pauses():
+                worker._paused = dict.fromkeys(worker._paused, 0.0)
+                for place in worker.look():
+                    self.slice(name, place)
+                    slices += 1
         self.drain_outputs()
-        return len(waiting)
+        return slices
 
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""

@@ -46,7 +46,7 @@ def finished(job: LocalJob, values: list[Any]) -> LocalJob:
     job.assign()
     job.send(values)
     job.end_input()
-    job.run_until_idle()
+    job.run_through_pauses()
     return job
 
 
@@ -194,7 +194,7 @@ def test_other_partitions_of_the_worker_go_on_while_one_backs_off(redis_url: str
             pass
 
         assert job.values() == ["good"]
-        assert len(job.worker().waits) == 1
+        assert len(job.worker().pauses()) == 1
         report = job.worker().hand.report(0.0)
         assert [hand["why"] for hand in report["hand"].values()] == ["backoff"]
         assert report["slices"] == []
@@ -211,11 +211,11 @@ def test_a_ticket_that_comes_meanwhile_does_not_run_it_early(redis_url: str) -> 
 
         assert job.slice("w0", (0, 0)) is SliceEnd.BACKOFF
         assert flaky.calls["bad"] == calls
-        assert job.worker().due() == []
+        assert job.worker().look() == []
 
         job.serve_waiting()
         assert job.values() == ["bad"]
-        assert job.worker().waits == {}
+        assert job.worker().pauses() == []
 
 
 def test_a_new_owner_knows_the_attempts_before(redis_url: str) -> None:
@@ -231,7 +231,7 @@ def test_a_new_owner_knows_the_attempts_before(redis_url: str) -> None:
 
         assert job.letters() == []
         job.assign("w9")
-        job.run_until_idle()
+        job.run_through_pauses()
         assert job.values() == ["good"]
         assert len(job.letters()[0].tried) == 3
 
@@ -249,7 +249,7 @@ def test_a_request_or_reply_lost_at_any_call_loses_no_record_and_ends_the_attemp
             job.send(list("abcdef"))
             for _ in range(3):
                 try:
-                    job.run_and_sweep()
+                    job.run_through_pauses()
                     break
                 except StoreUnavailable:
                     continue
@@ -290,7 +290,7 @@ def test_whatever_fails_and_whoever_takes_over_each_key_keeps_its_order(redis_ur
             if rng.random() < 0.1:
                 job.assign(rng.choice(["w0", "w1"]), [rng.choice(job.places)])
         job.end_input()
-        job.run_and_sweep()
+        job.run_through_pauses()
 
         order: dict[str, list[int]] = defaultdict(list)
         for key, number in job.values():

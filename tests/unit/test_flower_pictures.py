@@ -20,7 +20,7 @@ from pipeline.lifecycle import JobState
 from pipeline.plan import Plan, compile_plan
 from pipeline.positions import Position
 from pipeline.settings import Limits
-from pipeline.store.jobs import DeadLetter
+from pipeline.store.letters import DeadLetter
 
 NOW_MS = 1_000_000
 

@@ -23,7 +23,7 @@ from pipeline.positions import START
 from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.sinks.publisher import Published
-from pipeline.store.jobs import DeadLetter
+from pipeline.store.letters import DeadLetter
 
 
 def a_partition(stage: int, number: int, **counts: Any) -> PartitionFacts:

@@ -1,0 +1,188 @@
+"""The dead letters of one job in Redis: reading, editing, replaying and dropping them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pipeline.codec import decode_batch, encode_batch
+from pipeline.errors import DecodingError, InboxFull, JobStateError, LetterError, UnknownJob
+from pipeline.facts import JobRecord
+from pipeline.records import Batch
+from pipeline.store import keys
+from pipeline.store.connection import translated
+from pipeline.store.scripts import Scripts
+
+_PAGE: Final = 200
+_MOST_DROPPED: Final = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record given up. `payload` is the record as a batch of one, unless `kind` is entry; the id begins with
+    milliseconds by the clock of Redis.
+
+    kind: record; timer, whose value is its due time; or entry, whose bytes cannot be read.
+    tried: a line for each attempt before the last one: milliseconds, number, error.
+    replay_of: the letter whose replay failed again, or nothing.
+    edited: the payload that a replay takes instead, or nothing.
+    """
+
+    id: str
+    stage: int
+    partition: int
+    operator: str
+    error: str
+    traceback: str
+    payload: bytes
+    kind: str = "record"
+    tried: tuple[str, ...] = ()
+    replay_of: str = ""
+    edited: bytes = b""
+
+    def record(self) -> Batch:
+        """The record as a batch of one, as it was edited last. Raises DecodingError where it cannot be read."""
+        return decode_batch(self.edited or self.payload)
+
+    def with_value(self, value: Any) -> bytes:
+        """The payload with another value; key and event time stay. Raises EncodingError, DecodingError."""
+        batch = decode_batch(self.payload)
+        return encode_batch(Batch([value], batch.keys, batch.times))
+
+
+class LetterStore:
+    """What is done to the dead letters of one job."""
+
+    def __init__(self, scripts: Scripts, record: JobRecord) -> None:
+        self._scripts = scripts
+        self._job = record.job
+        self._plan = record.plan
+        self._keys = [keys.dead(record.job), keys.dead_edits(record.job)]
+
+    def read(self, after: str = "-") -> Iterator[DeadLetter]:
+        """All letters, oldest first, from behind the id `after`; read page by page."""
+        start = after if after == "-" else f"({after}"
+        while True:
+            with translated():
+                page = self._scripts.client.xrange(self._keys[0], start, count=_PAGE)
+                ids = [id_ for id_, _ in page]
+                edits = self._scripts.client.hmget(self._keys[1], ids) if ids else []
+            for (id_, fields), edited in zip(page, edits, strict=True):
+                yield read_letter(id_.decode(), fields, edited or b"")
+            if len(page) < _PAGE:
+                return
+            start = f"({page[-1][0].decode()}"
+
+    def get(self, id_: str) -> DeadLetter:
+        """Raises LetterError when there is none of that id."""
+        with translated():
+            found = self._scripts.client.xrange(self._keys[0], id_, id_) if _is_id(id_) else []
+            edited = self._scripts.client.hget(self._keys[1], id_) if found else None
+        if not found:
+            raise _unknown(self._job, id_)
+        return read_letter(found[0][0].decode(), found[0][1], edited or b"")
+
+    def edit(self, letter: DeadLetter, value: Any) -> None:
+        """A replay takes this value from now on; the letter shows both.
+
+        Raises LetterError for a letter that holds no record or a record that is too large, EncodingError.
+        """
+        _check_replayable(letter)
+        payload = letter.with_value(value)
+        if len(payload) > self._plan.limits.record_bytes:
+            raise LetterError(
+                f"the record would have {len(payload):,} bytes, more than the {self._plan.limits.record_bytes:,} "
+                "that the job takes"
+            )
+        if self._scripts.run("edit", self._keys, [letter.id, payload])[0] == -1:
+            raise _unknown(self._job, letter.id)
+
+    def replay(self, letter: DeadLetter) -> None:
+        """Puts the record back at the end of the inbox in which it failed; the letter is gone. All of it or nothing.
+
+        Raises LetterError (unknown, or no record), JobStateError when the input of its stage has ended, InboxFull,
+        UnknownJob.
+        """
+        _check_replayable(letter)
+        at = (self._job, letter.stage, letter.partition)
+        names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at), keys.log(*at)]
+        names += [
+            keys.meta(self._job, entry, number)
+            for entry in self._entry_stages(letter.stage)
+            for number in range(self._plan.stage(entry).partitions)
+        ]
+        limits = self._plan.limits
+        args = [letter.id, letter.edited or letter.payload, limits.inbox_records, limits.inbox_bytes]
+        match self._scripts.run("replay", names, args)[0]:
+            case -1:
+                raise _unknown(self._job, letter.id)
+            case -3:
+                raise JobStateError(
+                    f"the dead letter {letter.id} cannot be replayed: the input of its stage has ended",
+                    hint="a replay needs a job that still takes input; drop the letter, or run the record in a new job",
+                )
+            case -4:
+                raise InboxFull(
+                    f"the dead letter {letter.id} was not replayed: the inbox of stage {letter.stage} is full",
+                    hint="try again when the job has worked some off",
+                )
+            case -5:
+                raise UnknownJob(f"there is no job {self._job!r}", hint="celeriac list shows the jobs")
+
+    def drop(self, ids: Sequence[str]) -> int:
+        """Deletes the letters of these ids; how many there were."""
+        known = [id_ for id_ in ids if _is_id(id_)]
+        count = 0
+        for start in range(0, len(known), _MOST_DROPPED):
+            count += int(self._scripts.run("drop", self._keys, known[start : start + _MOST_DROPPED])[0])
+        return count
+
+    def _entry_stages(self, stage: int) -> set[int]:
+        """The entry stages whose records reach the stage."""
+        upstream = self._plan.stage(stage).upstream
+        return set().union(*(self._entry_stages(each) for each in upstream)) if upstream else {stage}
+
+
+def read_letter(id_: str, fields: dict[bytes, bytes], edited: bytes = b"") -> DeadLetter:
+    """Raises DecodingError."""
+    try:
+        return DeadLetter(
+            id=id_,
+            stage=int(fields[b"stage"]),
+            partition=int(fields[b"partition"]),
+            operator=fields[b"operator"].decode(),
+            error=fields[b"error"].decode(),
+            traceback=fields[b"traceback"].decode(),
+            payload=fields[b"payload"],
+            kind=fields.get(b"kind", b"record").decode(),
+            tried=tuple(fields[b"tried"].decode().split("\n")) if b"tried" in fields else (),
+            replay_of=fields.get(b"replay_of", b"").decode(),
+            edited=edited,
+        )
+    except (KeyError, ValueError) as error:
+        raise DecodingError(f"the dead letter {id_} cannot be read: {error!r}") from error
+
+
+def _is_id(text: str) -> bool:
+    first, _, second = text.partition("-")
+    return first.isascii() and second.isascii() and first.isdecimal() and second.isdecimal() and len(text) < 42
+
+
+def _check_replayable(letter: DeadLetter) -> None:
+    if letter.kind == "timer":
+        raise LetterError(
+            f"the dead letter {letter.id} is a timer, which cannot be set again",
+            hint="correct the operator, then drop the letter",
+        )
+    if letter.kind != "record":
+        raise LetterError(
+            f"the dead letter {letter.id} is an entry whose bytes cannot be read", hint="send its records anew, drop it"
+        )
+
+
+def _unknown(job: str, id_: str) -> LetterError:
+    return LetterError(
+        f"the job {job!r} has no dead letter {id_}",
+        hint=f"it was replayed or dropped already; `celeriac dead-letters list {job}` shows those that there are",
+    )
