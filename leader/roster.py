@@ -58,9 +58,9 @@ def at_work(worker: WorkerFacts) -> frozenset[str]:
     return frozenset(name for name in slices if isinstance(name, str)) if isinstance(slices, list) else frozenset()
 
 
-def backing_off(worker: WorkerFacts) -> frozenset[str]:
-    """The partitions that it will serve by itself when their time has come: a record is tried again, or a sink."""
-    return frozenset(hand.partition for hand in hands(worker) if hand.why == "backoff")
+def comes_back(worker: WorkerFacts) -> frozenset[str]:
+    """The partitions that it serves again by itself: it is at work there, or waits for a time."""
+    return at_work(worker) | frozenset(hand.partition for hand in hands(worker) if hand.why == "backoff")
 
 
 def waiting(worker: WorkerFacts) -> frozenset[str]:

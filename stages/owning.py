@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
+_PAUSE_MARGIN_SECONDS: Final = 0.005
+"""The hub's clock is not the worker's: who looks too early does not look again."""
+
 _GC_THRESHOLDS: Final = (50_000, 20, 50)
 """Batches are many objects without cycles: the collector's usual thresholds make it walk through them all the time."""
 
@@ -40,15 +43,15 @@ class Owning(bootsteps.StartStopStep):
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
-        self._timer: Any = None
         self._wake: Callable[[], None] = _nothing
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called at each connect, behind `start`, on the hub's thread."""
         self._is_consuming = True
         self._wake = lambda: hub.call_soon(self._look, parent, hub)
-        self._worker.on_wait = lambda: self._set_timer(hub)
-        self._set_timer(hub)  # a hub that was reset has forgotten the one before
+        self._worker.on_pause = lambda seconds: hub.call_later(seconds + _PAUSE_MARGIN_SECONDS, self._look, parent, hub)
+        for seconds in self._worker.pauses():
+            self._worker.on_pause(seconds)
         if self._pulse is None:
             # All that lives now lives on: the collector need not look at it again.
             gc.collect()
@@ -73,21 +76,9 @@ class Owning(bootsteps.StartStopStep):
     def _report(self) -> dict[str, Any]:
         return {**self._worker.hand.report(monotonic()), "consuming": self._is_consuming, "pid": os.getpid()}
 
-    def _set_timer(self, hub: Any) -> None:
-        """One timer, for the partition that has backed off for long enough first, or has a file to publish."""
-        if self._timer is not None:
-            self._timer.cancel()
-        at = self._worker.next_time()
-        self._timer = None if at is None else hub.call_later(max(0.01, at - monotonic()), self._serve_due, hub)
-
-    def _serve_due(self, hub: Any) -> None:
-        self._timer = None
-        self._worker.rotate_due()
-        for place in self._worker.due():
-            serve(self._worker, *place)
-        self._set_timer(hub)
-
     def _look(self, consumer: Any, hub: Any) -> None:
+        if not self._is_consuming:
+            return  # it was asked for before the connection was lost; the next one begins with a look
         try:
             fresh = self._worker.look()
         except StoreError as error:

@@ -246,7 +246,7 @@ class PartitionOwner:
             return SliceEnd.FENCED
         policy = self._failures.policy
         self.wait_seconds = policy.pause_seconds(attempt, self._context.rng)
-        self.wait_reason = ""
+        self.wait_reason = error
         logger.warning(
             "a record failed at attempt %d of %d and is tried again in %.1f s: %s position=%s: %s",
             attempt,

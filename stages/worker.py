@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -88,14 +89,13 @@ class Worker:
         ]
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
-        self.waits: dict[Place, float] = {}
-        """Places that back off -> when they may be served again, by the clock."""
-        self.on_wait: Callable[[], None] = _nobody
-        """Called when `waits` or `rotations` has changed."""
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
         self._unserved: set[Place] = set()
-        self.rotations: dict[Place, float] = {}
-        """Places with an open file that becomes a part by itself -> when."""
+        # Places that wait for a time, by the clock. Their ring flag stays set: the owner comes back by itself.
+        self._paused: dict[Place, float] = {}
+        # Places with an open file that becomes a part by itself, and when.
+        self._rotations: dict[Place, float] = {}
+        self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
     def places(self) -> list[Place]:
@@ -121,7 +121,17 @@ class Worker:
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
-        return sorted(self._unserved)
+        now = self._clock()
+        for place, at in list(self._rotations.items()):
+            if at <= now:
+                del self._rotations[place]
+                self._rotate(place)
+        return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
+
+    def pauses(self) -> list[float]:
+        """In how many seconds `look` must be called again, for each place that waits for a time."""
+        now = self._clock()
+        return [max(0.0, until - now) for until in (*self._paused.values(), *self._rotations.values())]
 
     def work(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
@@ -135,21 +145,6 @@ class Worker:
             for place in places:
                 self.slice(*place, deadline)
         return end
-
-    def due(self) -> list[Place]:
-        """Places that have backed off for long enough. They have no ticket: whoever asks serves them."""
-        return sorted(place for place, at in self.waits.items() if at <= self._clock())
-
-    def next_time(self) -> float | None:
-        """By the clock, when `due` and `rotate_due` must be asked again; None: not before something happens."""
-        return min((*self.waits.values(), *self.rotations.values()), default=None)
-
-    def rotate_due(self) -> None:
-        """Publishes the files whose time has come, of partitions that are idle. A disk that refuses fails the job."""
-        for place, at in list(self.rotations.items()):
-            if at <= self._clock():
-                del self.rotations[place]
-                self._rotate(place)
 
     def _take_tickets(self) -> list[Place]:
         """Places whose tickets are in hand now, each with the entries that it is for."""
@@ -179,8 +174,8 @@ class Worker:
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
         place = (stage, partition)
-        if self._clock() < self.waits.get(place, 0.0):
-            return SliceEnd.BACKOFF  # its ticket is used up: it is served when its time has come
+        if self._clock() < self._paused.get(place, -inf):
+            return SliceEnd.BACKOFF  # the ticket is used up: the place is served when its time has come
         try:
             if place not in self._owned:
                 self.look()
@@ -197,7 +192,7 @@ class Worker:
 
     def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
-        self.waits.pop(place, None)
+        self._paused.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
@@ -227,7 +222,7 @@ class Worker:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
-                self._wait(place, owner)
+                self._pause(place, owner)
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
@@ -237,13 +232,12 @@ class Worker:
                 pass
         return end
 
-    def _wait(self, place: Place, owner: PartitionOwner) -> None:
-        """Its ring flag stays set: the owner comes back by itself."""
-        self.hand.at[place] = (str(owner.position), self._clock(), "backoff")
-        if owner.wait_reason:
-            self.hand.reasons[place] = owner.wait_reason
-        self.waits[place] = self._clock() + owner.wait_seconds
-        self.on_wait()
+    def _pause(self, place: Place, owner: PartitionOwner) -> None:
+        now = self._clock()
+        self._paused[place] = now + owner.wait_seconds
+        self.hand.at[place] = (str(owner.position), now, "backoff")
+        self.hand.reasons[place] = owner.wait_reason
+        self.on_pause(owner.wait_seconds)
 
     def _rotate(self, place: Place) -> None:
         """An idle partition publishes its files, too, when their time has come."""
@@ -258,12 +252,12 @@ class Worker:
         except CeleriacError as error:
             self._fail(place, error)
             return
-        if seconds is not None and place not in self.rotations:
-            self.rotations[place] = self._clock() + seconds
-            self.on_wait()
+        if seconds is not None and place not in self._rotations:
+            self._rotations[place] = self._clock() + seconds
+            self.on_pause(seconds)
 
     def _resume(self, place: Place) -> None:
-        self.waits.pop(place, None)
+        self._paused.pop(place, None)
         self.hand.reasons.pop(place, None)
 
     def _fresh(self, place: Place) -> PartitionOwner | None:
@@ -300,7 +294,7 @@ class Worker:
     def _cut_off(self, place: Place, error: StoreError) -> SliceEnd:
         logger.warning("a slice was cut off: %s: %s", self._named(place), error)
         self.hand.at.pop(place, None)
-        self.waits.pop(place, None)
+        self._resume(place)
         if place in self._owned:
             self._stale.add(place)
             self._unserved.add(place)
@@ -324,5 +318,5 @@ class Worker:
         return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"
 
 
-def _nobody() -> None:
-    """Nobody has asked to be told."""
+def _nobody_waits(seconds: float) -> None:
+    """Whoever drives the slices by hand looks again by himself."""

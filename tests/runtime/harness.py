@@ -170,14 +170,12 @@ class LocalJob:
     def look(self) -> None:
         """Every worker follows the assignment table, and works once on what is new, as `Owning` does."""
         for name, worker in list(self.workers.items()):
-            worker.rotate_due()
-            for place in sorted({*worker.look(), *worker.due()}):
+            for place in worker.look():
                 self.slice(name, place)
 
     def pauses(self, name: str = "w0") -> list[float]:
         """In how many seconds partitions of the worker come back by themselves."""
-        worker = self.workers[name]
-        return [at - self.clock() for at in (*worker.waits.values(), *worker.rotations.values())]
+        return self.workers[name].pauses()
 
     def restart(self, name: str) -> None:
         """The worker dies; its successor has another incarnation, empty memory and the same partitions."""
@@ -264,12 +262,15 @@ class LocalJob:
 
     def serve_waiting(self) -> int:
         """Lets the time of all partitions that back off come. The number of slices."""
-        waiting = [(name, place) for name, worker in self.workers.items() for place in worker.waits]
-        for name, place in waiting:
-            self.workers[name].waits[place] = 0.0
-            self.slice(name, place)
+        slices = 0
+        for name, worker in list(self.workers.items()):
+            if worker.pauses():
+                worker._paused = dict.fromkeys(worker._paused, 0.0)
+                for place in worker.look():
+                    self.slice(name, place)
+                    slices += 1
         self.drain_outputs()
-        return len(waiting)
+        return slices
 
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""

@@ -194,7 +194,7 @@ def test_other_partitions_of_the_worker_go_on_while_one_backs_off(redis_url: str
             pass
 
         assert job.values() == ["good"]
-        assert len(job.worker().waits) == 1
+        assert len(job.worker().pauses()) == 1
         report = job.worker().hand.report(0.0)
         assert [hand["why"] for hand in report["hand"].values()] == ["backoff"]
         assert report["slices"] == []
@@ -211,11 +211,11 @@ def test_a_ticket_that_comes_meanwhile_does_not_run_it_early(redis_url: str) -> 
 
         assert job.slice("w0", (0, 0)) is SliceEnd.BACKOFF
         assert flaky.calls["bad"] == calls
-        assert job.worker().due() == []
+        assert job.worker().look() == []
 
         job.serve_waiting()
         assert job.values() == ["bad"]
-        assert job.worker().waits == {}
+        assert job.worker().pauses() == []
 
 
 def test_a_new_owner_knows_the_attempts_before(redis_url: str) -> None:

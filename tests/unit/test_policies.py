@@ -37,7 +37,7 @@ def plan_of(policy: ErrorPolicy | None, default: ErrorPolicy | None = None) -> P
     ],
 )
 def test_a_retry_out_of_range_is_refused_by_the_name_of_its_argument(arguments: dict[str, Any]) -> None:
-    with pytest.raises(PipelineError, match=r"attempts|first_seconds|most_seconds|then"):
+    with pytest.raises(PipelineError, match=r"retry: (attempts|first_seconds|most_seconds|then) "):
         retry(**arguments)
 
 
