@@ -62,7 +62,10 @@ def meta(job: str, stage: int, partition: int) -> str:
 
 
 def log(job: str, stage: int, partition: int) -> str:
-    """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark."""
+    """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark.
+
+    `p:sender` -> `number position`: where a source reads on behind that number. Written by append.
+    """
     return f"{of_job(job)}:log:{stage}.{partition}"
 
 
