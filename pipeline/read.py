@@ -10,7 +10,7 @@ from typing import Any, Final
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.plan import PRODUCER_FORMAT
-from pipeline.validation import absolute_path, check_function, is_unicode, suggestion
+from pipeline.validation import absolute_path, check_function, checked_seconds, is_unicode, suggestion
 
 READERS: Final = ("auto", "local", "spark")
 TYPES: Final = ("int", "float", "text")
@@ -109,6 +109,27 @@ def producer(with_keys: bool = False, id_seconds: int = ID_SECONDS, id_count: in
         "id_count": _whole(id_count, "id_count", _MOST_IDS),
     }
     return SourceSpec(PRODUCER_FORMAT, "", options)
+
+
+def generator(
+    fn: Callable[[Any], Iterable[tuple[Any, Any]]], poll_seconds: float | None = 1.0
+) -> SourceSpec:
+    """The values that a function makes, which can go on where it stopped: fn(position) -> pairs (position, value).
+
+        def tickets(position):
+            for ticket in api.tickets(after=position or 0):
+                yield ticket["id"], ticket
+
+        read.generator(tickets)
+
+    The position is a JSON value of at most 4 KB, None at the first call. It is stored with its record, and after a
+    restart fn is called with the newest one: it must then give what follows, and the same each time.
+    poll_seconds: the pause before fn is called again when it has ended. None: its end is the end of the source.
+    Raises PipelineError for a bad argument.
+    """
+    check_function(fn, ("position",), "read.generator")
+    seconds = None if poll_seconds is None else checked_seconds(poll_seconds, "poll_seconds", "read.generator")
+    return SourceSpec("generator", options={"poll_seconds": seconds}, fn=fn)
 
 
 def _whole(number: object, field: str, most: int) -> int:

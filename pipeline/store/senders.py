@@ -121,6 +121,10 @@ class Feed:
 
         return sorted(set(self._patience.through_outages(found)))
 
+    def position(self, split: str) -> Any:
+        """Where a split that was read before is read on; None: at its beginning. Raises as `lane` does."""
+        return self.lane(split).position
+
     def durability(self) -> Durability:
         """How safe a record is that was taken just now. Raises StoreUnavailable, StoreError."""
         return read_durability(self._scripts.client)

@@ -1,0 +1,33 @@
+"""Which class follows which source. Libraries that are extras are imported only for the source that needs them."""
+
+from __future__ import annotations
+
+from pipeline.errors import PipelineError
+from pipeline.graph import SourceSpec
+from pipeline.sources.endless import Memory, Source
+from pipeline.sources.generated import Generated
+
+
+def open_source(spec: SourceSpec, memory: Memory) -> Source:
+    """The source, not read yet. Raises EnvironmentFault for what must be installed or set first, PipelineError."""
+    match spec.format:
+        case "generator":
+            assert spec.fn is not None  # read.generator gives one
+            return Generated(spec.fn, spec.options["poll_seconds"])
+        case other:
+            raise PipelineError(f"there is no source of the format {other!r} that can be followed")
+
+
+def check_source(spec: SourceSpec) -> None:
+    """Raises EnvironmentFault for what must be installed or set first. Asks nothing of what it reads from."""
+    open_source(spec, _Nothing()).close()
+
+
+class _Nothing:
+    """The memory of a job that does not exist yet."""
+
+    def splits(self) -> list[str]:
+        return []
+
+    def position(self, split: str) -> None:
+        return None
