@@ -11,11 +11,12 @@ from pipeline.kernel.contract import KeyedOperator
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What a source reads. `format` is text, csv, json, parquet, iterable, producer, generator, sql, redis_stream or kafka.
+    """What a source reads. `path` is a file, folder or glob.
 
-    `path` is a file, folder or glob. `options` holds JSON values only (column names, delimiter, engine, ...) and enters
-    the plan, which others may read. `items` makes the values of an iterable source, `fn` those of a generator source.
-    `secrets` (addresses with passwords) and the functions stay in the processes that load the graph.
+    `format` is text, csv, json, parquet, iterable, producer, generator, sql, redis_stream or kafka.
+    `options` holds JSON values only (column names, delimiter, engine, ...) and enters the plan, which others may read.
+    `items` makes the values of an iterable source, `fn` those of a generator source. `secrets` (addresses with
+    passwords) and the functions stay in the processes that load the graph.
     """
 
     format: str

@@ -74,6 +74,7 @@ def is_endless(format: str, options: Mapping[str, Any]) -> bool:
     """Whether a source has no end, so that its job runs until it is drained."""
     return format == PRODUCER_FORMAT or (is_followed(format, options) and options.get("poll_seconds") is not None)
 
+
 STREAM_FORMATS = ("console", "stream")
 """Sinks that are output streams in Redis; all others write files."""
 

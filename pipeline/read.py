@@ -15,19 +15,31 @@ from pipeline.validation import absolute_path, check_function, checked_seconds, 
 READERS: Final = ("auto", "local", "spark")
 TYPES: Final = ("int", "float", "text")
 
+POLL_SECONDS: Final = 0.25
+
 ID_SECONDS: Final = 86_400
 ID_COUNT: Final = 1_000_000
 _MOST_ID_SECONDS: Final = 366 * 86_400
 _MOST_IDS: Final = 1_000_000_000
 
 
-def text(path: str | os.PathLike[str], reader: str = "auto") -> SourceSpec:
+def text(
+    path: str | os.PathLike[str],
+    reader: str = "auto",
+    *,
+    follow: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> SourceSpec:
     """The lines of a file, of the files of a folder, or of all files that a glob matches, as text.
 
     `reader` is "local" (plain Python), "spark", or "auto": Spark where there is much to read.
     A relative path counts from the current folder of this call. Raises PipelineError for a bad argument.
+
+    follow: the files grow, are rotated, and new ones come: the job runs until it is drained. docs/sources.md says how
+    they are known again. `poll_seconds` is then how often they are looked at.
     """
-    return SourceSpec("text", absolute_path(path, "read.text"), {"reader": _reader(reader, "read.text")})
+    options = {"reader": _reader(reader, "read.text"), **_following(follow, poll_seconds, reader, "read.text")}
+    return SourceSpec("text", absolute_path(path, "read.text"), options)
 
 
 def csv(
@@ -37,12 +49,16 @@ def csv(
     null_values: Sequence[str] = ("", "NA"),
     types: Mapping[str, str] | None = None,
     reader: str = "auto",
+    *,
+    follow: bool = False,
+    poll_seconds: float = POLL_SECONDS,
 ) -> SourceSpec:
-    """The rows of CSV files with a header line, as dicts. `path` and `reader` are as for `text`.
+    """The rows of CSV files with a header line, as dicts. `path`, `reader`, `follow`, `poll_seconds` are as for `text`.
 
     columns: the columns to keep, all by default.
     null_values: texts that are read as None.
-    types: column -> "int", "float" or "text", for columns whose type must not be inferred.
+    types: column -> "int", "float" or "text", for columns whose type must not be inferred. With `follow` nothing is
+    inferred, since the rows are not there yet: the other columns are text.
     """
     wanted = _columns(columns, "read.csv")
     options = {
@@ -51,13 +67,21 @@ def csv(
         "null_values": _texts(null_values, "null_values", "read.csv"),
         "types": _types(types, wanted),
         "reader": _reader(reader, "read.csv"),
+        **_following(follow, poll_seconds, reader, "read.csv"),
     }
     return SourceSpec("csv", absolute_path(path, "read.csv"), options)
 
 
-def json(path: str | os.PathLike[str], reader: str = "auto") -> SourceSpec:
-    """The values of JSON Lines files: one JSON value a line. `path` and `reader` are as for `text`."""
-    return SourceSpec("json", absolute_path(path, "read.json"), {"reader": _reader(reader, "read.json")})
+def json(
+    path: str | os.PathLike[str],
+    reader: str = "auto",
+    *,
+    follow: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> SourceSpec:
+    """The values of JSON Lines files: one JSON value a line. The arguments are as for `text`."""
+    options = {"reader": _reader(reader, "read.json"), **_following(follow, poll_seconds, reader, "read.json")}
+    return SourceSpec("json", absolute_path(path, "read.json"), options)
 
 
 def parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None, reader: str = "auto") -> SourceSpec:
@@ -111,9 +135,7 @@ def producer(with_keys: bool = False, id_seconds: int = ID_SECONDS, id_count: in
     return SourceSpec(PRODUCER_FORMAT, "", options)
 
 
-def generator(
-    fn: Callable[[Any], Iterable[tuple[Any, Any]]], poll_seconds: float | None = 1.0
-) -> SourceSpec:
+def generator(fn: Callable[[Any], Iterable[tuple[Any, Any]]], poll_seconds: float | None = 1.0) -> SourceSpec:
     """The values that a function makes, which can go on where it stopped: fn(position) -> pairs (position, value).
 
         def tickets(position):
@@ -136,6 +158,18 @@ def _whole(number: object, field: str, most: int) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= most:
         return number
     raise PipelineError(f"read.producer: {field} must be a whole number from 1 to {most:,}, not {number!r}")
+
+
+def _following(follow: object, poll_seconds: object, reader: str, owner: str) -> dict[str, Any]:
+    """The options of a source that is followed; none for one that is not."""
+    if not isinstance(follow, bool):
+        raise PipelineError(f"{owner}: follow must be True or False, not {follow!r}")
+    seconds = checked_seconds(poll_seconds, "poll_seconds", owner)
+    if not follow:
+        return {}
+    if reader == "spark":
+        raise PipelineError(f"{owner}: files that are followed are not read by Spark", hint="leave reader= out")
+    return {"follow": True, "poll_seconds": seconds}
 
 
 def _reader(reader: object, owner: str) -> str:

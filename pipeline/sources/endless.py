@@ -69,7 +69,7 @@ class Split(Protocol):
     def name(self) -> str: ...
 
     def open(self, position: Any) -> Reader:
-        """Reads on at a position that a portion of it had, or from the beginning (None). Raises as `Reader.read` does."""
+        """Reads on at a position of one of its portions, or from the beginning (None). Raises as `Reader.read` does."""
 
 
 class Source(Protocol):

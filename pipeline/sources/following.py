@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from pipeline.errors import CeleriacError, InboxClosed, PipelineError, SourceAway, StoreError
+from pipeline.errors import CeleriacError, InboxClosed, SourceAway, StoreError
 from pipeline.graph import SourceSpec
 from pipeline.plan import is_endless
 from pipeline.sources.endless import After, Reader, Source, Split
@@ -27,7 +27,7 @@ STATE_SECONDS: Final = 2.0
 FORGET_LOOK_SECONDS: Final = 60.0
 
 _PAUSE_SECONDS: Final = 0.5
-_MOST_PAUSE_SECONDS: Final = 30.0
+_MOST_PAUSE_SECONDS: Final = 10.0
 _TELL_SECONDS: Final = 60.0
 _NAP_SECONDS: Final = 1.0
 
@@ -52,7 +52,7 @@ class Strand:
 
 @dataclass(slots=True)
 class Troubles:
-    """Tells of what is away when it begins, again after a while, and when it is over. `what` -> when it was told last."""
+    """Tells of what is away: at first, again after a while, and when it is over. `what` -> when it was told last."""
 
     told_at: dict[str, float] = field(default_factory=dict)
 
@@ -156,9 +156,7 @@ class Following:
         strand.failures = 0
         if len(portion.batch):
             place = portion.place
-            lane.append(
-                lane.taken + 1, portion.batch, lambda index: f"{place(index)}: ", position=portion.position
-            )
+            lane.append(lane.taken + 1, portion.batch, lambda index: f"{place(index)}: ", position=portion.position)
             self._records += len(portion.batch)
         match portion.after:
             case After.MORE:

@@ -34,7 +34,7 @@ class _End:
 
 
 class Generated:
-    """A `pipeline.sources.endless.Source` and its one split. Without `poll_seconds` its end is the end of the source."""
+    """A `pipeline.sources.endless.Source` and its one split. Without `poll_seconds` it ends when the function does."""
 
     name = GENERATOR_SPLIT
 
@@ -155,5 +155,6 @@ def _fault(error: Exception) -> CeleriacError:
     if isinstance(error, OSError):
         return SourceAway(text)
     return PipelineError(
-        text, hint="raise OSError, ConnectionError or TimeoutError for what is worth another try; it is called again then"
+        text,
+        hint="raise OSError, ConnectionError or TimeoutError for what is worth another try; it is called again then",
     )

@@ -1,7 +1,7 @@
 """The feeder process: reads one source into a job. It keeps no state, so it may be killed and started anew.
 
-Exit codes: 0 nothing left to do (or a newer feeder does it), 1 Redis is away (worth a restart), 2 wrong pipeline, 3 bad input; with 2 and 3 the job
-has failed and knows why.
+Exit codes: 0 nothing left to do (or a newer feeder does it), 1 Redis is away (worth a restart), 2 wrong pipeline, 3 bad
+input; with 2 and 3 the job has failed and knows why.
 """
 
 from __future__ import annotations

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
+from pipeline.sources.csvrows import growing_format
 from pipeline.sources.endless import Memory, Source
+from pipeline.sources.formats import JsonLinesFormat, TextFormat
 from pipeline.sources.generated import Generated
+from pipeline.sources.growing import GrowingFiles
+from pipeline.sources.growingfile import FormatOf
 
 
 def open_source(spec: SourceSpec, memory: Memory) -> Source:
@@ -14,8 +18,20 @@ def open_source(spec: SourceSpec, memory: Memory) -> Source:
         case "generator":
             assert spec.fn is not None  # read.generator gives one
             return Generated(spec.fn, spec.options["poll_seconds"])
+        case "text" | "json" | "csv":
+            return GrowingFiles(spec.path, _formats(spec), memory, spec.options["poll_seconds"])
         case other:
             raise PipelineError(f"there is no source of the format {other!r} that can be followed")
+
+
+def _formats(spec: SourceSpec) -> FormatOf:
+    match spec.format:
+        case "text":
+            return FormatOf(TextFormat())
+        case "json":
+            return FormatOf(JsonLinesFormat())
+        case _:
+            return FormatOf(None, lambda path, line: growing_format(path, line, spec.options))
 
 
 def check_source(spec: SourceSpec) -> None:

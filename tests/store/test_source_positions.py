@@ -1,4 +1,4 @@
-"""The position of a source is stored with the record it belongs to: never ahead, never lost, whatever is cut or retried."""
+"""The position of a source is stored with the record it belongs to, whatever is cut or retried."""
 
 from __future__ import annotations
 
