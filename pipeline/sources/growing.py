@@ -23,7 +23,7 @@ from pipeline.sources.growingfile import FormatOf, GrowingFile
 from pipeline.sources.splits import COMPRESSED, UNREADABLE, is_visible
 
 ABANDONED_SECONDS: Final = 30.0
-"""How long a file that was moved away or deleted is watched after its last change; then its last line counts as whole."""
+"""How long a file that has left is watched after its last change; then its last line counts as whole."""
 
 REST_SECONDS: Final = 30.0
 """How long a quiet file is kept open."""

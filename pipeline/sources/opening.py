@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.sources.csvrows import growing_format
@@ -12,14 +15,14 @@ from pipeline.sources.growing import GrowingFiles
 from pipeline.sources.growingfile import FormatOf
 
 
-def open_source(spec: SourceSpec, memory: Memory) -> Source:
-    """The source, not read yet. Raises EnvironmentFault for what must be installed or set first, PipelineError."""
+def open_source(spec: SourceSpec, memory: Memory, clock: Callable[[], float] = time.monotonic) -> Source:
+    """The source, not read yet. `clock` gives seconds that only grow. Raises EnvironmentFault for what must be installed or set first, PipelineError."""
     match spec.format:
         case "generator":
             assert spec.fn is not None  # read.generator gives one
             return Generated(spec.fn, spec.options["poll_seconds"])
         case "text" | "json" | "csv":
-            return GrowingFiles(spec.path, _formats(spec), memory, spec.options["poll_seconds"])
+            return GrowingFiles(spec.path, _formats(spec), memory, spec.options["poll_seconds"], clock)
         case other:
             raise PipelineError(f"there is no source of the format {other!r} that can be followed")
 

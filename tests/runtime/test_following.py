@@ -2,89 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from pipeline import Pipeline, read, write
+from pipeline import read
 from pipeline.errors import EncodingError, InboxClosed, PipelineError, StaleSender, StoreUnavailable
-from pipeline.graph import SourceSpec
 from pipeline.lifecycle import JobState
-from pipeline.plan import is_endless
-from pipeline.sources.following import Following
-from pipeline.sources.opening import open_source
-from pipeline.store.patience import Patience
-from pipeline.store.senders import Feed, FeedAddress
-from tests.runtime.harness import FlakyScripts, LocalJob
-
-
-class Follow:
-    """A job with one followed source, and its feeder, which is moved round by round and may die at any call."""
-
-    def __init__(self, redis_url: str, spec: SourceSpec, partitions: int = 2) -> None:
-        self.spec = spec
-        self.slept = 0.0
-        flow = Pipeline("followed")
-        flow.source(spec, name="in").sink(write.stream("out"), name="out")
-        self.job = LocalJob(redis_url, flow, partitions=partitions)
-        self.job.assign()
-        self.scripts = FlakyScripts(self.job.client)
-        self.time = Patience(outage_seconds=0.0, clock=lambda: self.slept, sleep=self._sleep, rng=random.Random(1))
-        self.feeder: Following | None = None
-
-    def _sleep(self, seconds: float) -> None:
-        self.slept += seconds
-
-    def feed(self) -> Feed:
-        address = FeedAddress(self.job.url, self.job.job, "in", 0.0)
-        return Feed(self.scripts, address, self.job.plan, 0, self.time)
-
-    def start(self) -> Following:
-        """A feeder that knows nothing but what Redis tells it."""
-        feed = self.feed()
-        source = open_source(self.spec, feed)
-        endless = is_endless(self.spec.format, self.spec.options)
-        self.feeder = Following(source, feed, endless=endless, patience=self.time)
-        return self.feeder
-
-    def rounds(self, count: int = 1) -> None:
-        """So many rounds, each a second after the other; a feeder that lost Redis is followed by a new one."""
-        for _ in range(count):
-            self.slept += 1.0
-            try:
-                (self.feeder or self.start()).round()
-            except StoreUnavailable:
-                self.feeder = None
-
-    def until(self, predicate: Callable[[], bool], rounds: int = 500) -> None:
-        for _ in range(rounds):
-            if predicate():
-                return
-            self.rounds()
-        raise AssertionError(f"not true after {rounds} rounds; there is {self.values()[-20:]}")
-
-    def values(self) -> list[Any]:
-        self.job.run_until_idle()
-        return self.job.values()
-
-    def close(self) -> None:
-        self.job.__exit__()
-
-
-@pytest.fixture
-def follow(redis_url: str) -> Iterator[Callable[..., Follow]]:
-    made: list[Follow] = []
-
-    def make(spec: SourceSpec, **options: Any) -> Follow:
-        made.append(Follow(redis_url, spec, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+from tests.runtime.followed import Follow
 
 
 def numbers(position: int | None) -> Iterator[tuple[int, int]]:
