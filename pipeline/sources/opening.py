@@ -16,7 +16,10 @@ from pipeline.sources.growingfile import FormatOf
 
 
 def open_source(spec: SourceSpec, memory: Memory, clock: Callable[[], float] = time.monotonic) -> Source:
-    """The source, not read yet. `clock` gives seconds that only grow. Raises EnvironmentFault for what must be installed or set first, PipelineError."""
+    """The source, not read yet. `clock` gives seconds that only grow.
+
+    Raises EnvironmentFault for what must be installed or set first, PipelineError.
+    """
     match spec.format:
         case "generator":
             assert spec.fn is not None  # read.generator gives one
