@@ -47,6 +47,7 @@ class Growing:
     """One file, as it is known while it is there. A `pipeline.sources.growingfile.Watched`.
 
     is_given: somebody reads it, or tries to. is_held: it is open. is_at_end: nothing of it is unread, as far as known.
+    is_drained: it was read to its end after it had left.
     at_rest: its size and time when it was read to its end and closed. left_at: when it was moved away or deleted.
     """
 
@@ -57,6 +58,7 @@ class Growing:
     is_given: bool = False
     is_held: bool = False
     is_at_end: bool = False
+    is_drained: bool = False
     at_rest: tuple[int, int] | None = None
     unread_bytes: int = 0
     left_at: float | None = None
@@ -67,6 +69,7 @@ class Growing:
 
     def note_end(self, unread_bytes: int) -> None:
         self.is_at_end, self.unread_bytes = True, unread_bytes
+        self.is_drained = self.left_at is not None
 
     def note_closed(self) -> None:
         self.is_held = False
@@ -154,7 +157,7 @@ class GrowingFiles:
     @staticmethod
     def _comes_first(file: Growing) -> bool:
         """A file that was rotated away is read to its end before the new one begins."""
-        return file.left_at is not None and (not file.is_given or (file.is_held and not file.is_at_end))
+        return file.left_at is not None and (not file.is_given or (file.is_held and not file.is_drained))
 
     def forgettable(self) -> Sequence[str]:
         before = self.clock() - FORGET_SECONDS
