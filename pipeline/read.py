@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from pipeline.addresses import checked_address, without_secrets
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.plan import PRODUCER_FORMAT
@@ -14,6 +15,8 @@ from pipeline.validation import absolute_path, check_function, checked_seconds, 
 
 READERS: Final = ("auto", "local", "spark")
 TYPES: Final = ("int", "float", "text")
+ON_LOST: Final = ("fail", "continue")
+KAFKA_VALUES: Final = ("json", "text", "bytes")
 
 POLL_SECONDS: Final = 0.25
 
@@ -125,10 +128,8 @@ def producer(with_keys: bool = False, id_seconds: int = ID_SECONDS, id_count: in
     that come again. The bound of time or the bound of number, whichever is met first.
     Raises PipelineError for a bad argument.
     """
-    if not isinstance(with_keys, bool):
-        raise PipelineError(f"read.producer: with_keys must be True or False, not {with_keys!r}")
     options = {
-        "with_keys": with_keys,
+        "with_keys": _flag(with_keys, "with_keys", "read.producer"),
         "id_seconds": _whole(id_seconds, "id_seconds", _MOST_ID_SECONDS),
         "id_count": _whole(id_count, "id_count", _MOST_IDS),
     }
@@ -152,6 +153,113 @@ def generator(fn: Callable[[Any], Iterable[tuple[Any, Any]]], poll_seconds: floa
     check_function(fn, ("position",), "read.generator")
     seconds = None if poll_seconds is None else checked_seconds(poll_seconds, "poll_seconds", "read.generator")
     return SourceSpec("generator", options={"poll_seconds": seconds}, fn=fn)
+
+
+def sql(url: str, table: str, column: str | Sequence[str], *, poll_seconds: float = 1.0) -> SourceSpec:
+    """The rows of a table, or of a query (any text with a space in it), as dicts, in the order of a column that grows.
+
+        read.sql("env:ORDERS_DB", "orders", column="id")
+        read.sql("sqlite:///shop.db", "SELECT * FROM orders WHERE paid", column=["updated_at", "id"])
+
+    url: an SQLAlchemy address, or "env:NAME" for what that variable holds where the source is read. It enters neither
+    the plan nor Redis.
+    column: its value must be unique and must grow with each new row; several columns do that together. Of a table this
+    is checked when reading begins. Rows where it is NULL are not read.
+    Raises PipelineError for a bad argument.
+    """
+    address = checked_address(url, "read.sql", '"postgresql://user:password@host/name"')
+    columns = [column] if isinstance(column, str) else _columns(column, "read.sql")
+    if not columns or not all(columns):
+        raise PipelineError(f"read.sql: column must name one or more columns, not {column!r}")
+    options = {
+        "url": without_secrets(address),
+        "table": _text(table, "table", "read.sql"),
+        "columns": columns,
+        "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", "read.sql"),
+    }
+    return SourceSpec("sql", options=options, secrets={"url": address})
+
+
+def redis_stream(
+    url: str, key: str, *, with_ids: bool = False, on_lost: str = "fail", poll_seconds: float = 0.1
+) -> SourceSpec:
+    """The entries of a Redis stream, from its first one on, as dicts of text (bytes where they are no UTF-8).
+
+    url: redis://, rediss:// or unix://, or "env:NAME" for what that variable holds where it is read.
+    with_ids: each value is {"id": "1700000000000-0", "value": {...}}. The event time is that of the id in any case.
+    on_lost: what happens when entries were trimmed before they were read: "fail" ends the job, "continue" logs it.
+    Raises PipelineError for a bad argument.
+    """
+    owner = "read.redis_stream"
+    address = checked_address(url, owner, '"redis://user:password@host:6379/0"')
+    options = {
+        "url": without_secrets(address),
+        "key": _text(key, "key", owner),
+        "with_ids": _flag(with_ids, "with_ids", owner),
+        "on_lost": _on_lost(on_lost, owner),
+        "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", owner),
+    }
+    return SourceSpec("redis_stream", options=options, secrets={"url": address})
+
+
+def kafka(
+    servers: str,
+    topic: str,
+    *,
+    values: str = "json",
+    with_keys: bool = False,
+    on_lost: str = "fail",
+    config: Mapping[str, str] | None = None,
+    poll_seconds: float = 0.1,
+) -> SourceSpec:
+    """The messages of a Kafka topic, from its oldest ones on. Each topic partition keeps its order.
+
+    servers: `host:port,host:port`.
+    values: "json", "text" or "bytes". What is no JSON becomes a dead letter.
+    with_keys: each value is {"key": ..., "value": ...}; the key is text, or bytes where it is no UTF-8.
+    on_lost: what happens when messages were deleted before they were read: "fail" ends the job, "continue" logs it.
+    config: more settings of librdkafka (security.protocol, sasl.password, ...); "env:NAME" stands for what that
+    variable holds where the source is read. They enter neither the plan nor Redis.
+    Raises PipelineError for a bad argument.
+    """
+    owner = "read.kafka"
+    if values not in KAFKA_VALUES:
+        raise PipelineError(f"{owner}: values must be one of {', '.join(KAFKA_VALUES)}, not {values!r}")
+    options = {
+        "servers": _text(servers, "servers", owner),
+        "topic": _text(topic, "topic", owner),
+        "values": values,
+        "with_keys": _flag(with_keys, "with_keys", owner),
+        "on_lost": _on_lost(on_lost, owner),
+        "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", owner),
+    }
+    return SourceSpec("kafka", options=options, secrets=_settings(config, owner))
+
+
+def _settings(config: object, owner: str) -> dict[str, str]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping) and all(isinstance(part, str) for pair in config.items() for part in pair):
+        return dict(config)
+    raise PipelineError(f"{owner}: config must be a dict of text", hint='config={"security.protocol": "SSL"}')
+
+
+def _on_lost(on_lost: object, owner: str) -> str:
+    if isinstance(on_lost, str) and on_lost in ON_LOST:
+        return on_lost
+    raise PipelineError(f"{owner}: on_lost must be one of {', '.join(ON_LOST)}, not {on_lost!r}")
+
+
+def _flag(flag: object, field: str, owner: str) -> bool:
+    if isinstance(flag, bool):
+        return flag
+    raise PipelineError(f"{owner}: {field} must be True or False, not {flag!r}")
+
+
+def _text(value: object, field: str, owner: str) -> str:
+    if isinstance(value, str) and value.strip() and is_unicode(value) and "\0" not in value:
+        return value
+    raise PipelineError(f"{owner}: {field} must be text, not {value!r}")
 
 
 def _whole(number: object, field: str, most: int) -> int:

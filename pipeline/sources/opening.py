@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pipeline.addresses import find_address
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.sources.csvrows import growing_format
@@ -26,6 +27,23 @@ def open_source(spec: SourceSpec, memory: Memory, clock: Callable[[], float] = t
             return Generated(spec.fn, spec.options["poll_seconds"])
         case "text" | "json" | "csv":
             return GrowingFiles(spec.path, _formats(spec), memory, spec.options["poll_seconds"], clock)
+        case "sql":
+            from pipeline.sources.sqlrows import SqlRows, SqlTable  # SQLAlchemy is an extra
+
+            table = SqlTable(spec.options["table"], tuple(spec.options["columns"]))
+            return SqlRows(find_address(spec.secrets["url"], "read.sql"), table, spec.options["poll_seconds"])
+        case "redis_stream":
+            from pipeline.sources.redisstream import (
+                RedisStream,
+                StreamOptions,
+            )  # the store, which other sources do not need here
+
+            url = find_address(spec.secrets["url"], "read.redis_stream")
+            return RedisStream(url, StreamOptions(**spec.options))
+        case "kafka":
+            from pipeline.sources.kafkatopic import KafkaTopic  # confluent-kafka is an extra
+
+            return KafkaTopic(spec, clock)
         case other:
             raise PipelineError(f"there is no source of the format {other!r} that can be followed")
 
