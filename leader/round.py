@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 ENDED_SECONDS: Final = 10.0
 """How often a job that needs no work is looked at."""
 
+REMOVAL_SECONDS: Final = 30.0
+"""A removal takes less; one that is not through by then was interrupted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Duties:
@@ -60,6 +63,7 @@ class Round:
         self._clock = clock
         self._terms: dict[str, _Term] = {}
         self._ended_due: dict[str, float] = {}
+        self._removals: dict[str, float] = {}
         self._faults: dict[str, str] = {}
 
     def run_once(self) -> dict[str, int]:
@@ -100,7 +104,8 @@ class Round:
         except StaleTerm:
             self._lose(job)
         except UnknownJob:
-            self._terms.pop(job, None)  # removed meanwhile
+            self._terms.pop(job, None)
+            return self._finish_removal(job)
         except DecodingError as error:
             self._tell(job, error)
         except StoreUnavailable:
@@ -132,6 +137,14 @@ class Round:
         self._terms.pop(record.job, None)
         self._leadership.release(record.job, term.token)
         return counts
+
+    def _finish_removal(self, job: str) -> dict[str, int]:
+        """Whoever removes the job is at it; one that was killed is made up for. Raises StoreError."""
+        since = self._removals.setdefault(job, self._clock())
+        if self._clock() - since < REMOVAL_SECONDS or not self._jobs.finish_removal(job):
+            return {}
+        logger.warning("an interrupted removal was finished: job=%s", job)
+        return {"removals_finished": 1}
 
     def _hold(self, record: JobRecord) -> _Term | None:
         lease = self._leadership.hold(record.job, record.plan.limits.lease_seconds)
@@ -178,6 +191,6 @@ class Round:
             logger.warning("%s: %s%s", f"left alone: job={job}" if job else "no round", error, hint)
 
     def _drop_all_but(self, jobs: Sequence[str]) -> None:
-        for known in (self._terms, self._ended_due, self._faults):
+        for known in (self._terms, self._ended_due, self._removals, self._faults):
             for job in [job for job in known if job and job not in jobs]:
                 del known[job]

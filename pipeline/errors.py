@@ -39,8 +39,20 @@ class ProducerError(CeleriacError):
     """Raised when a producer is used wrongly: a bad argument, a source that takes no records, sending after its end."""
 
 
+class RowRejected(EncodingError):
+    """Raised when the place that a sink writes to refuses a record for what it holds. Not worth a retry."""
+
+
 class SinkError(CeleriacError):
     """Raised when a sink cannot be written or published."""
+
+
+class SinkAway(SinkError):
+    """Raised when the place that a sink writes to does not answer just now. Worth a retry, after `wait_seconds`."""
+
+    def __init__(self, message: str, hint: str = "", wait_seconds: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.wait_seconds = wait_seconds
 
 
 class EnvironmentFault(CeleriacError):

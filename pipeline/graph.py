@@ -29,11 +29,17 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where a sink writes. `format` is console, stream, text, jsonl, csv or parquet."""
+    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, sql, http, call or kafka.
+
+    `options` holds JSON values and enters the plan, which others may read. `secrets` (addresses with passwords,
+    headers) and `fn`, the function of a call sink, stay in the processes that load the graph.
+    """
 
     format: str
     path: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    fn: Callable[[list[dict[str, Any]]], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,18 @@ class Position:
     def __str__(self) -> str:
         return f"{self.entry}/{self.record}"
 
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Grows with every commit of a partition."""
+        first, _, sub = self.entry.partition("-")
+        return int(first), int(sub), self.record
+
+    def records_to(self, other: Position) -> int:
+        """How many records lie between this position and a later one, where both stand among records."""
+        first, _, record = self.order
+        other_first, _, other_record = other.order
+        return other_first + other_record - first - record
+
 
 START = Position("1-0")
 

@@ -13,7 +13,7 @@ class Limits(msgspec.Struct, frozen=True):
     record_bytes: the largest encoded record (key and value together).
     entry_bytes: an inbox entry is closed when it reaches this.
     step_records, step_bytes: the most that one step reads.
-    step_outputs: a step is cut short when it would emit more.
+    step_outputs: a step is cut short when it has emitted this much; a few hundred records more may be in hand then.
     slice_seconds: how long a worker stays with one partition before others get their turn.
     cache_bytes: decoded state that one worker keeps, estimated by its encoded size.
     lease_seconds: a worker not heard of for this long is replaced; a leader likewise.

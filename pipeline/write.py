@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from typing import Final
 
 from pipeline.errors import PipelineError
 from pipeline.graph import SinkSpec
+from pipeline.sinks.secrets import checked_database, without_secrets
 from pipeline.validation import absolute_path, check_name
 
 WRITERS: Final = ("auto", "local", "spark")
+SQL_MODES: Final = ("insert", "upsert")
+
+_TABLE: Final = re.compile(r"[^.\0]{1,128}(\.[^.\0]{1,128})?")
 
 
 def console() -> SinkSpec:
@@ -46,3 +52,30 @@ def parquet(path: str | os.PathLike[str], writer: str = "auto") -> SinkSpec:
     if not isinstance(writer, str) or writer not in WRITERS:
         raise PipelineError(f"write.parquet: writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     return SinkSpec("parquet", absolute_path(path, "write.parquet"), {"writer": writer})
+
+
+def sql(
+    url: str, table: str, key: str | Sequence[str] | None = None, mode: str = "insert", create: bool = False
+) -> SinkSpec:
+    """Rows of a table in SQLite or PostgreSQL, each record once: rows and position go in one transaction.
+
+    url: "sqlite:///file.db", "postgresql://user:password@host/name", or "env:NAME" for a variable of the workers'
+    environment. A password stays in the processes that load the pipeline.
+    table: it may name its schema, as in "sales.orders". It must exist, unless `create` has it made from the first rows.
+    mode: "insert", or "upsert", which replaces the row of the same `key`, one column or several.
+    Raises PipelineError for an argument that cannot be right.
+    """
+    secret = checked_database(url, "write.sql")
+    if not isinstance(table, str) or not _TABLE.fullmatch(table):
+        raise PipelineError(
+            f"write.sql: {table!r} cannot be the name of a table", hint="give 'table' or 'schema.table'"
+        )
+    if not isinstance(mode, str) or mode not in SQL_MODES:
+        raise PipelineError(f"write.sql: mode must be one of {', '.join(SQL_MODES)}, not {mode!r}")
+    names = [key] if isinstance(key, str) else list(key or [])
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise PipelineError(f"write.sql: key must be the name of a column or a list of such names, not {key!r}")
+    if mode == "upsert" and not names:
+        raise PipelineError("write.sql: an upsert needs a key", hint='name the columns that tell rows apart: key="id"')
+    options = {"url": without_secrets(secret), "table": table, "key": names, "mode": mode, "create": bool(create)}
+    return SinkSpec("sql", options=options, secrets={"url": secret})

@@ -17,6 +17,7 @@ from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable, U
 from stages.supervision import (
     GRACE_SECONDS,
     HEALTHY_SECONDS,
+    SILENT_SECONDS,
     WORKER,
     AgentCounts,
     AgentStore,
@@ -29,11 +30,14 @@ from stages.supervision import (
     StoreWatch,
     decide_restart,
     is_cut_off,
+    is_silent,
 )
 
 logger = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.25
+_LISTEN_SECONDS = 5.0
+"""Between two looks whether workers are heard of."""
 
 _REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless its machine is in trouble
 
@@ -56,6 +60,7 @@ class Agent:
         self._lock = threading.Lock()
         self._children: dict[str, Child] = {}
         self._to_retire: list[tuple[str, float]] = []
+        self._listen_at = 0.0
         for spec in specs:
             self.add(spec)
 
@@ -107,6 +112,9 @@ class Agent:
         self._watch = self._watch.after(self._store.is_up(), now)
         if self._watch.is_due(now):
             self._end_cut_off(now)
+        elif self._watch == StoreWatch() and now >= self._listen_at:
+            self._listen_at = now + _LISTEN_SECONDS
+            self._end_silent(now)
         return counts
 
     def stop(self, deadline_seconds: float) -> tuple[str, ...]:
@@ -243,6 +251,20 @@ class Agent:
             self._watch = StoreWatch()  # removed meanwhile: its workers end by themselves
         else:
             self._watch = replace(self._watch, back_at=None)
+
+    def _end_silent(self, now: float) -> None:
+        """One that is only stopped for a while goes on; one that computes without end does not hear SIGTERM either."""
+        for child in self._all():
+            lived_seconds = now - child.started_at
+            if child.spec.role != WORKER or child.state is not ChildState.RUNNING or lived_seconds <= SILENT_SECONDS:
+                continue
+            try:
+                heard_seconds = self._store.heard_from(child.spec.name)
+            except (StoreUnavailable, UnknownJob):
+                return  # the next look has a chance
+            if is_silent(heard_seconds, lived_seconds):
+                logger.error("silent for %.0f s and killed child=%s pid=%d", heard_seconds, child.spec.name, child.pid)
+                child.kill()
 
     def _retire_asked(self, now: float) -> None:
         with self._lock:

@@ -88,7 +88,6 @@ class StepEncoder:
         }
         streams = {sink.name: stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS}
         self._streams = {name: Target.stream(job, streams[name]) for name in stage.sinks if name in streams}
-        self.file_sinks = tuple(name for name in stage.sinks if name not in streams)
 
     def everywhere(self) -> list[Target]:
         """Every target of the stage: control goes to all of them."""

@@ -18,13 +18,17 @@ from pipeline.store.commits import Entry
 class Records:
     """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind.
 
-    `has_all` is False where records that were seen before have been left out of the batch.
+    `places` are those of the batch's records among all, where some that were seen before have been left out of it.
     """
 
     batch: Batch
     end: Position
     released_bytes: int
-    has_all: bool = True
+    places: tuple[int, ...] | None = None
+
+    def until(self, count: int) -> int:
+        """How many records to take for the first `count` of the batch, which holds more."""
+        return count if self.places is None else self.places[count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class Inbox:
         """Records of this entry and, where it ends without a promise, of the Data entries behind it."""
         stop = min(header.count, record + limit)
         taken = [_without_skipped(batch, header.skip, record, stop)]
+        spans = [(record, stop, header.skip)]
         has_all = not header.skip
         end, released = _after(entry, header, stop)
         room = limit - (stop - record)
@@ -147,11 +152,12 @@ class Inbox:
                 break
             stop = min(header_.count, room)
             taken.append(_without_skipped(batch_, header_.skip, 0, stop))
+            spans.append((0, stop, header_.skip))
             has_all = has_all and not header_.skip
             end, more = _after(entry, header_, stop)
             released += more
             room -= stop
-        return Records(_joined(taken), end, released, has_all)
+        return Records(_joined(taken), end, released, None if has_all else _places(spans))
 
 
 def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
@@ -159,6 +165,16 @@ def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
     if stop < header.count or header.watermark is not None:
         return Position(entry.id, stop), 0
     return Position(entry_after(entry.id, header.count)), len(entry.payload)
+
+
+def _places(spans: list[tuple[int, int, tuple[int, ...]]]) -> tuple[int, ...]:
+    """Of spans (start, stop, skip) one after the other: the places of what is not skipped."""
+    found: list[int] = []
+    before = 0
+    for start, stop, skip in spans:
+        found += [before + i - start for i in range(start, stop) if i not in skip]
+        before += stop - start
+    return tuple(found)
 
 
 def _without_skipped(batch: Batch, skip: tuple[int, ...], start: int, stop: int) -> Batch:

@@ -15,7 +15,7 @@ from celery import bootsteps
 from pipeline.errors import StoreError
 from pipeline.store import keys
 from stages.pulse import Pulse
-from stages.serving import serve
+from stages.serving import StuckGuard, serve
 from stages.worker import Place, Worker
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Owning(bootsteps.StartStopStep):
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
             ownership = parent.app.celeriac_pulse_ownership
-            self._pulse = Pulse(ownership, self._report, lambda: self._wake(), _end_process)
+            guard = StuckGuard(self._worker)
+            self._pulse = Pulse(ownership, self._report, lambda: self._wake(), _end_process, guard.look)
             self._pulse.start()
         self._wake()
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from pipeline.errors import StoreError
+from pipeline.errors import SinkAway, StoreError
 from pipeline.kernel.stage import StageKernel
 from pipeline.messages import Barrier
 from pipeline.plan import Plan, StagePlan
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
+from pipeline.sinks.effects import Bound
+from pipeline.sinks.links import SinkLinks
 from pipeline.store.commits import (
     Commit,
     Committer,
     Entries,
+    Entry,
     Idle,
     Kept,
     Mode,
@@ -26,14 +29,14 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
-from pipeline.store.ownership import Acquired, Assigned, Ownership, groups_of_partition
+from pipeline.store.ownership import Acquired, Assigned, Calm, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
 from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
-from stages.step import WHOLE, Bounds, Outcome, Stepper
+from stages.step import Bounds, Outcome, Stepper
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,9 @@ SINGLE_RECORDS: Final = 256
 
 _PROVEN_DEATHS: Final = 3
 """With fewer no record was ever seen in hand: the first two unclean ends at a position may have other causes."""
+
+_FIRST_AWAY_SECONDS: Final = 0.1
+_MOST_AWAY_SECONDS: Final = 30.0
 
 _NO_TRIAL: Final = Position("none")
 """Declared when user code has come back: a worker that dies while it waits for Redis or a full inbox is no death."""
@@ -60,6 +66,8 @@ class SliceEnd(Enum):
     STALE = "stale"
     """What the owner knew is out of date: acquire again."""
     STOPPED = "stopped"
+    BACKOFF = "backoff"
+    """A sink is away: acquire again after `wait_seconds`."""
     FOREIGN_KEY = "foreign key"
 
 
@@ -82,6 +90,7 @@ class StageContext:
     kernel: StageKernel
     encoder: StepEncoder
     ownership: Ownership
+    links: SinkLinks
 
     def expected_senders(self) -> frozenset[str]:
         """Those whose promises make the watermark of a partition; an entry stage hears of its end from the leader."""
@@ -101,8 +110,9 @@ class PartitionOwner:
         self._context = context
         self._clock = clock
         self._committer = Committer(context.ownership.scripts, context.job, row.stage, row.partition, row.token, limits)
-        sinks = context.encoder.file_sinks
-        self._sinks = StagedSinks(context.job, context.plan, sinks, row.stage, row.partition, row.term)
+        sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
+        effects = context.links.effects(sinks)
+        self._sinks = StagedSinks(context.job, sinks, row.stage, row.partition, row.term, effects)
         self._stepper = Stepper(
             context.kernel,
             context.encoder,
@@ -111,15 +121,18 @@ class PartitionOwner:
             self._load,
             Letters(context.job, row.stage, row.partition),
         )
+        self.wait_seconds = 0.0
+        self.wait_reason = ""
+        self._away = 0
         self._expected = context.expected_senders()
-        is_per_batch = any(node.protocol == "lines" for node in context.kernel.externals)
+        is_per_batch = bool(effects) or any(node.protocol == "lines" for node in context.kernel.externals)
         self._pace = Pace(limits, has_fixed_cost=is_per_batch)
         self.reset(acquired)
 
     def reset(self, acquired: Acquired) -> None:
         """Drops all that was known and starts from what Redis holds."""
         self.cache.clear()
-        self._sinks.start_over()
+        self._sinks.start_over(acquired.run, acquired.given)
         self._inbox = Inbox(acquired.position)
         self._watermarks = dict(acquired.watermarks)
         self._watermark = acquired.watermark
@@ -127,6 +140,8 @@ class PartitionOwner:
         self._deaths = acquired.deaths
         self._singles = SINGLE_RECORDS if acquired.deaths >= 2 else 0
         self._held: Commit | None = None
+        self._offered: list[Entry] = []
+        self._bound: Bound | None = None
 
     @property
     def position(self) -> Position:
@@ -137,19 +152,41 @@ class PartitionOwner:
         """True while a finished step waits for a full inbox."""
         return self._held is not None
 
+    @property
+    def table(self) -> int:
+        return self._table
+
+    def calm(self) -> Calm | None:
+        """How it waits for a ticket; None while it holds a step, or entries that it has read."""
+        if self._held is not None or self._inbox:
+            return None
+        return Calm(self.row.stage, self.row.partition, self.row.token, self.position)
+
+    def offer(self, entries: list[Entry]) -> None:
+        """The next entries, read from where it is calm; the next slice begins with them."""
+        self._offered = entries
+
     def close(self) -> None:
         self._sinks.start_over()
 
-    def run_slice(self) -> SliceEnd:
-        """Works until there is nothing to do, or the slice is over.
+    def run_slice(self, deadline: float | None = None) -> SliceEnd:
+        """Works until there is nothing to do, or the slice is over: at `deadline`, if one is given, and after a step.
 
         Raises StoreError (the outcome of the last commit is then unknown), SinkError, DecodingError: `reset` next.
         """
-        deadline = self._clock() + self._context.plan.limits.slice_seconds
+        if deadline is None:
+            deadline = self._clock() + self._context.plan.limits.slice_seconds
+        offered, self._offered = self._offered, []
+        if offered:
+            self._inbox.add(offered)
         commit = self._held or self._reading()
         while True:
             if self._held is None and self._inbox:
-                commit = self._next(deadline)
+                try:
+                    commit = self._next(deadline)
+                except SinkAway as away:
+                    return self._wait_for(away)
+                self._away = 0
             reply = self._committer.send(commit, self._table)
             if isinstance(reply, Refused):
                 if reply.why is Refusal.FULL:
@@ -167,6 +204,15 @@ class PartitionOwner:
                     self._inbox.add(entries)
                 case Kept():
                     pass
+
+    def _wait_for(self, away: SinkAway) -> SliceEnd:
+        """The step is dropped; it is run anew when the sink may be there again."""
+        self._away += 1
+        pause = min(_MOST_AWAY_SECONDS, _FIRST_AWAY_SECONDS * 2 ** min(self._away - 1, 20))
+        self.wait_seconds = max(pause, min(away.wait_seconds, _MOST_AWAY_SECONDS))
+        self.wait_reason = str(away)
+        logger.warning("waits %.1f s for a sink: %s: %s", self.wait_seconds, self._named(), away)
+        return SliceEnd.BACKOFF
 
     def _reading(self) -> Commit:
         """A commit of nothing: it reads on, or gives the ticket back."""
@@ -188,8 +234,12 @@ class PartitionOwner:
 
     def _next(self, deadline: float) -> Commit:
         """Runs the next step; its commit is not sent yet."""
+        self._bound = self._sinks.begin(self.position)
         limit = 1 if self._singles else self._pace.allowance()
+        if self._bound is not None:
+            limit = min(limit, max(1, self.position.records_to(self._bound.end)))
         item = self._inbox.take(limit)
+        fired = 0
         match item:
             case Records():
                 commit = self._records(item, limit)
@@ -198,13 +248,14 @@ class PartitionOwner:
                 outcome = self._stepper.give_up_payload(item.payload, item.count, str(item.why))
                 commit = self._commit(item.end, "keep", outcome, item.released_bytes)
             case Promise():
-                commit = self._promise(item)
+                commit, fired = self._promise(item)
             case Mark():
                 commit = self._commit(item.end, "keep")
                 if isinstance(item.header, Barrier):
                     commit.meta["barrier"] = item.header.epoch
                 else:
                     commit.meta["arrived"] = item.header.version
+        commit.log.update(self._sinks.seal(commit.start, commit.end, fired))
         commit.mode = self._mode(commit, deadline)
         return commit
 
@@ -215,14 +266,14 @@ class PartitionOwner:
 
     def _records(self, item: Records, limit: int) -> Commit:
         started, batch = self._clock(), item.batch
-        bounds = self._bounds(started) if item.has_all else WHOLE
+        bounds = self._bounds(started)
         outcome = self._guarded(
             lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
             lambda error: self._stepper.give_up(batch, error),
         )
         done = outcome.counts.taken
         if done < len(batch):
-            item = self._records_of(self._inbox.take(done))
+            item = self._records_of(self._inbox.take(item.until(done)))
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
@@ -234,7 +285,8 @@ class PartitionOwner:
         latest = started + self._context.plan.limits.slice_seconds
         if self._context.kernel.externals:
             return Bounds(1, lambda: self._clock() >= latest, is_whole=True)
-        return Bounds(self._pace.part(), lambda: self._clock() >= latest)
+        outputs = self._context.plan.limits.step_outputs
+        return Bounds(self._pace.part(), lambda: self._clock() >= latest, outputs=outputs)
 
     def _batch_again(self, limit: int) -> Batch:
         return self._records_of(self._inbox.take_again(limit)).batch
@@ -264,15 +316,19 @@ class PartitionOwner:
         if not self._context.ownership.declare_trial(self.row, position):
             raise StoreError(f"{self._named()} has another owner")
 
-    def _promise(self, item: Promise) -> Commit:
-        """Handles a watermark or an end: fires what is due, and passes it on when nothing is left to fire."""
+    def _promise(self, item: Promise) -> tuple[Commit, int]:
+        """Handles a watermark or an end: fires what is due, and passes it on when nothing is left to fire.
+
+        With the number of timers that were fired.
+        """
         promised = {**self._watermarks, item.sender: max(item.time, self._watermarks.get(item.sender, MIN_TIME))}
         low = min(promised.get(sender, MIN_TIME) for sender in self._expected)
         if low > self._watermark:
             timers = self._due(low)
             if timers:
                 outcome = self._fire(timers)
-                return self._commit(Position(self.position.entry, self.position.record + 1), "keep", outcome)
+                end = Position(self.position.entry, self.position.record + 1)
+                return self._commit(end, "keep", outcome), outcome.fired
         commit = self._commit(item.end, "keep", None, item.released_bytes)
         self._watermarks = promised
         commit.log[f"w:{item.sender}"] = promised[item.sender]
@@ -283,9 +339,12 @@ class PartitionOwner:
                 commit.meta["done"] = 1
             news = Output("E") if low == MAX_TIME else Output("W", 0, low)
             commit.outputs = {target: [news] for target in self._context.encoder.everywhere()}
-        return commit
+        return commit, 0
 
     def _fire(self, timers: list[Timer]) -> Outcome:
+        if self._bound is not None:
+            # Their effects stand, so they have fired together before, and none has killed its worker.
+            return self._stepper.fire(timers[: self._bound.timers])
         due = timers[:1] if self._singles else timers
         return self._guarded(lambda: self._stepper.fire(due), lambda error: self._stepper.give_up_timer(due[0], error))
 

@@ -22,6 +22,7 @@ class Pulse(threading.Thread):
     """Beats every INTERVAL_SECONDS, and calls `on_control` as soon as the control stream has grown.
 
     `on_end` is called once when this process must end: its job is gone, or a newer incarnation has its name.
+    `guard` is called at each beat, also while Redis is away.
     """
 
     def __init__(
@@ -30,17 +31,20 @@ class Pulse(threading.Thread):
         report: Callable[[], dict[str, Any]],
         on_control: Callable[[], None],
         on_end: Callable[[], None],
+        guard: Callable[[], None],
     ) -> None:
         super().__init__(name="pulse", daemon=True)
         self._ownership = ownership
         self._report = report
         self._on_control = on_control
         self._on_end = on_end
+        self._guard = guard
         self._stopping = threading.Event()
 
     def run(self) -> None:
         last = "0-0"
         while not self._stopping.is_set():
+            self._guard()
             try:
                 if not self._beat():
                     self._on_end()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from pipeline.codec import decode_value, encode_batch, encode_value
 from pipeline.errors import EncodingError
@@ -35,11 +35,13 @@ class Outcome:
     counts: Counts = field(default_factory=Counts)
     writes: list[Write] = field(default_factory=list)
     outputs: dict[Target, list[Output]] = field(default_factory=dict)
+    fired: int = 0
+    """How many of the timers it was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """After each `records` a step looks whether it `is_over`: it then ends where it is.
+    """After each `records` a step looks whether it `is_over`, or has emitted `outputs`: it then ends where it is.
 
     With `is_whole` it looks only when its records are tried one by one, after a failure.
     """
@@ -47,10 +49,7 @@ class Bounds:
     records: int
     is_over: Callable[[], bool]
     is_whole: bool = False
-
-
-WHOLE: Final = Bounds(sys.maxsize, lambda: False)
-"""Never cut short."""
+    outputs: int = sys.maxsize
 
 
 class Stepper:
@@ -75,24 +74,26 @@ class Stepper:
     def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch]) -> Outcome:
         """The records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError.
 
-        When user code takes too long, only the first records: `counts.taken` says how many, one at least.
+        When user code takes too long, only the first records: `counts.taken` says how many, one at least. Where sinks
+        have effects, a record that is given up is a step of its own: it might not fail when it is run again after a
+        crash, and the effects of the others would stand by then.
         `again` decodes the batch anew, since a function that failed may have changed its values.
         """
-        outcome = Outcome(Counts(taken=len(batch)))
-        if batch.faults:
-            bounds = WHOLE
-            self._give_up_faults(batch, outcome)
+        if batch.faults and self._sinks.has_effects:
+            batch = batch.slice(0, min(batch.faults) or 1)
+        outcome, done, whole = Outcome(), 0, len(batch)
         good = _without_faults(batch)
-        if not good.values:
-            return outcome
-        try:
-            self._cache.prepare(self._keys(good), self._load)
-            step, done = self._process(good, bounds)
-            self._encode(step, outcome)
-        except (OperatorError, EncodingError) as error:
-            logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
-            done = self._run_each(_without_faults(again()), bounds, outcome)
-        outcome.counts.taken -= len(good) - done
+        if good.values:
+            try:
+                self._cache.prepare(self._keys(good), self._load)
+                step, done = self._process(good, bounds)
+                self._encode(step, outcome)
+            except (OperatorError, EncodingError) as error:
+                logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
+                done = self._run_each(_without_faults(again().slice(0, whole)), bounds, outcome)
+        taken = whole if done == len(good) else _places_without(batch)[done]
+        outcome.counts.taken = taken
+        self._give_up_faults(batch, taken, outcome)
         return outcome
 
     def _process(self, batch: Batch, bounds: Bounds) -> tuple[Step, int]:
@@ -104,13 +105,13 @@ class Stepper:
             piece = batch.slice(done, done + bounds.records)
             gathered.add(self._kernel.process(piece, self._cache.state))
             done += len(piece)
-            if bounds.is_over():
+            if bounds.is_over() or gathered.emitted >= bounds.outputs:
                 break
         return gathered.step(), done
 
     def fire(self, timers: Sequence[Timer]) -> Outcome:
         """Fires due timers. One whose operator fails is given up as a dead letter. Raises SinkError, StoreError."""
-        outcome = Outcome()
+        outcome = Outcome(fired=len(timers))
         try:
             self._cache.prepare({timer.key for timer in timers}, self._load)
             self._encode(self._kernel.fire(timers, self._cache.state), outcome)
@@ -137,11 +138,12 @@ class Stepper:
         write = self._letters.write("", error, "", payload)
         return Outcome(Counts(taken=count, dead=count), [write])
 
-    def _give_up_faults(self, batch: Batch, outcome: Outcome) -> None:
+    def _give_up_faults(self, batch: Batch, taken: int, outcome: Outcome) -> None:
         for index, why in sorted(batch.faults.items()):
-            payload = encode_batch(Batch([batch.values[index]]))
-            outcome.writes.append(self._letters.write("", why, "", payload))
-        outcome.counts.dead += len(batch.faults)
+            if index < taken:
+                payload = encode_batch(Batch([batch.values[index]]))
+                outcome.writes.append(self._letters.write("", why, "", payload))
+                outcome.counts.dead += 1
 
     def _keys(self, batch: Batch) -> set[Any]:
         """The keys whose state is wanted. A source may give its records what cannot be a key."""
@@ -165,9 +167,14 @@ class Stepper:
         gathered, done = _Gathered(), 0
         for index in range(len(batch)):
             piece = batch.slice(index, index + 1)
-            self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered, outcome)
+            letter = self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered)
+            if letter is not None and self._sinks.has_effects and index:
+                break
+            self._keep(letter, outcome)
             done = index + 1
-            if done >= bounds.records and bounds.is_over():
+            is_alone = letter is not None and self._sinks.has_effects
+            is_over = done >= bounds.records and bounds.is_over()
+            if is_alone or is_over or gathered.emitted >= bounds.outputs:
                 break
         self._encode(gathered.step(), outcome)
         return done
@@ -177,14 +184,23 @@ class Stepper:
         self._start_again({timer.key for timer in timers})
         rank = {operator: place for place, operator in enumerate(self._kernel.keyed_operators)}
         gathered = _Gathered()
-        for timer in timers:
+        outcome.fired = 0
+        for index, timer in enumerate(timers):
             if gathered.timers.get(timer) is False:
                 continue
             if gathered.has_set_before(timer, rank):
                 break
-            gathered.timers[timer] = False
             run = partial(self._kernel.fire, [timer], self._cache.state)
-            self._try(_timer_record(timer), run, gathered, outcome)
+            letter = self._try(_timer_record(timer), run, gathered)
+            is_alone = letter is not None and self._sinks.has_effects
+            if is_alone and outcome.fired:
+                break
+            self._keep(letter, outcome)
+            # What the timer itself has set anew stays set.
+            gathered.timers.setdefault(timer, False)
+            outcome.fired = index + 1
+            if is_alone:
+                break
         self._encode(gathered.step(), outcome)
 
     def _start_again(self, wanted: set[Any]) -> None:
@@ -192,17 +208,22 @@ class Stepper:
         self._sinks.take_back()
         self._cache.prepare(wanted, self._load)
 
-    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered, outcome: Outcome) -> None:
+    def _keep(self, letter: Write | None, outcome: Outcome) -> None:
+        if letter is not None:
+            outcome.counts.dead += 1
+            outcome.writes.append(letter)
+
+    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered) -> Write | None:
+        """The dead letter of a record that fails."""
         before, payload = self._snapshot(record), encode_batch(record)
         try:
             step = run()
             self._check(step)
         except (OperatorError, EncodingError) as error:
             self._restore(before)
-            outcome.counts.dead += 1
-            outcome.writes.append(self._letters.of(error, payload))
-        else:
-            gathered.add(step)
+            return self._letters.of(error, payload)
+        gathered.add(step)
+        return None
 
     def _check(self, step: Step) -> None:
         self._encoder.outputs(step)
@@ -233,10 +254,12 @@ class _Gathered:
     changed: dict[str, set[Any]] = field(default_factory=dict)
     timers: dict[Timer, bool] = field(default_factory=dict)
     filtered: int = 0
+    emitted: int = 0
 
     def add(self, step: Step) -> None:
         for edge, batch in step.outputs.items():
             self.outputs.setdefault(edge, []).append(batch)
+            self.emitted += len(batch)
         for operator, changed in step.changed.items():
             self.changed.setdefault(operator, set()).update(changed)
         self.timers.update(dict.fromkeys(step.timers_cleared, False))
@@ -257,10 +280,15 @@ class _Gathered:
         )
 
 
+def _places_without(batch: Batch) -> list[int]:
+    """Where the records without a fault stand."""
+    return [i for i in range(len(batch)) if i not in batch.faults]
+
+
 def _without_faults(batch: Batch) -> Batch:
     if not batch.faults:
         return batch
-    good = [i for i in range(len(batch)) if i not in batch.faults]
+    good = _places_without(batch)
     return Batch(
         [batch.values[i] for i in good],
         None if batch.keys is None else [batch.keys[i] for i in good],

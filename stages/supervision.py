@@ -29,6 +29,7 @@ FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
 FRESH_SECONDS = 2.0  # a heartbeat older than this is that of a worker that does not see the store
 REJOIN_SECONDS = 2.0  # what a worker gets to come back by itself after an outage of the store
+SILENT_SECONDS = 30.0  # far beyond any lease: code that never gives the interpreter back holds even the heartbeat
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL of a worker that lost the store
 
 _LOG_TAIL_BYTES = 8192
@@ -131,6 +132,11 @@ def is_cut_off(heard_seconds: float | None, started_at: float, back_at: float) -
     One started since then is spared: it connects anew, and its first heartbeat may be still to come.
     """
     return started_at < back_at and (heard_seconds is None or heard_seconds > FRESH_SECONDS)
+
+
+def is_silent(heard_seconds: float | None, lived_seconds: float) -> bool:
+    """Whether a worker, whose store answers, must be ended because it says nothing any more."""
+    return heard_seconds is not None and min(heard_seconds, lived_seconds) > SILENT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.programs.runners import Programs
+from pipeline.sinks.links import SinkLinks
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Assigned, Ownership
 from stages.encoding import StepEncoder
@@ -29,6 +30,13 @@ class Hand:
     """What the worker has in hand, for its heartbeat: place -> (position, since by the clock, why)."""
 
     at: dict[Place, tuple[str, float, str]] = field(default_factory=dict)
+
+    def held_longer(self, now: float, seconds: float) -> str:
+        """What user code has held for longer than so many seconds, as text for a log; nothing when there is none."""
+        for (stage, partition), (position, since, why) in list(self.at.items()):
+            if why == "running" and now - since > seconds:
+                return f"stage={stage} partition={partition} position={position} seconds={now - since:.0f}"
+        return ""
 
     def report(self, now: float) -> dict[str, Any]:
         """`slices`: partitions at work. `hand`: place -> position, age and what it waits for."""
@@ -52,6 +60,7 @@ class Worker:
         self._clock = clock
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
+        self._links = SinkLinks(graph.nodes)
         self._contexts = [
             StageContext(
                 ownership.job,
@@ -60,6 +69,7 @@ class Worker:
                 StageKernel(graph, stage, self._programs.runners),
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
+                self._links,
             )
             for stage in plan.stages
         ]
@@ -73,8 +83,9 @@ class Worker:
         return sorted(self._owned)
 
     def close(self) -> None:
-        """Ends the external programs. A slice after that starts them anew."""
+        """Ends the external programs and the sinks' connections. A slice after that starts them anew."""
         self._programs.close()
+        self._links.close()
 
     def look(self) -> list[Place]:
         """Brings what is owned in line with the table; the places that need a slice without a ticket.
@@ -93,8 +104,43 @@ class Worker:
             owner.cache.budget_bytes = budget
         return sorted(self._unserved)
 
-    def slice(self, stage: int, partition: int) -> SliceEnd | None:
-        """One slice of a partition; None when it is not ours. Never raises what a ticket cannot handle.
+    def work(self, stage: int, partition: int) -> SliceEnd | None:
+        """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
+
+        A ticket's way through Celery costs more than a small step. The end is that of the first slice.
+        Never raises what a ticket cannot handle.
+        """
+        deadline = self._clock() + self.plan.limits.slice_seconds
+        end = self.slice(stage, partition, deadline)
+        while self._clock() < deadline and (places := self._take_tickets()):
+            for place in places:
+                self.slice(*place, deadline)
+        return end
+
+    def _take_tickets(self) -> list[Place]:
+        """Places whose tickets are in hand now, each with the entries that it is for."""
+        calm = [owner.calm() for place, owner in self._owned.items() if place not in self._stale]
+        waiting = [each for each in calm if each is not None]
+        if not waiting:
+            return []
+        owner = self._owned[waiting[0].stage, waiting[0].partition]
+        limits = self.plan.limits
+        try:
+            taken = self.ownership.take_tickets(
+                owner.table, waiting, limits.step_records, limits.step_bytes // len(waiting)
+            )
+        except StoreError as error:
+            # A ticket that was taken all the same is rung again, by the leader.
+            logger.warning("no ticket could be taken: job=%s: %s", self.ownership.job, error)
+            return []
+        for each, entries in taken:
+            self._owned[each.stage, each.partition].offer(entries)
+        return [(each.stage, each.partition) for each, _ in taken]
+
+    def slice(self, stage: int, partition: int, deadline: float | None = None) -> SliceEnd | None:
+        """One slice of a partition, also the last step over at `deadline`; None when it is not ours.
+
+        Never raises what a ticket cannot handle.
 
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
@@ -105,7 +151,7 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
-            return self._run(place, owner)
+            return self._run(place, owner, deadline)
         except ForeignData as error:
             return self._fail(place, error)
         except StoreError as error:
@@ -113,12 +159,12 @@ class Worker:
         except CeleriacError as error:
             return self._fail(place, error)
 
-    def _run(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
-            end = owner.run_slice()
+            end = owner.run_slice(deadline)
             is_known = True
         finally:
             if not is_known:
@@ -140,6 +186,9 @@ class Worker:
                 return self.slice(*place) or end
             case SliceEnd.STOPPED:
                 self._drop(place)
+            case SliceEnd.BACKOFF:
+                self._stale.add(place)
+                self._unserved.add(place)
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
 
+import psycopg
 import pytest
 import redis
 from hypothesis import settings
 
 from pipeline.embedded.redis import EmbeddedRedis
+from tests.postgres import PostgresServer
 
 # No test is timed. The quick profile keeps the suite fit to be run often; thorough is for a hunt.
 settings.register_profile("quick", max_examples=25, deadline=None)
@@ -34,3 +38,31 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """The session's PostgreSQL. A test that breaks a server starts one of its own."""
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The address of an empty database."""
+    name = f"t{uuid4().hex}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
+    yield postgres_server.database(name)
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/test.db"
+    return str(request.getfixturevalue("postgres_url"))

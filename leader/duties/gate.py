@@ -16,11 +16,15 @@ OPEN_BELOW: Final = 0.7
 """Shares of maxmemory. The gap keeps the gate from swinging."""
 
 
-def wanted_gate(gate: str, used_bytes: int, max_bytes: int) -> Literal["open", "closed"] | None:
-    """What the gate must become, or None to leave it. `max_bytes` 0 means that there is no bound."""
+def wanted_gate(gate: str, used_bytes: int, max_bytes: int, has_backlog: bool) -> Literal["open", "closed"] | None:
+    """What the gate must become, or None to leave it. `max_bytes` 0 means that there is no bound.
+
+    Without a backlog nothing more will be freed: then there is no waiting for OPEN_BELOW.
+    """
     if gate != "closed" and max_bytes and used_bytes > CLOSE_ABOVE * max_bytes:
         return "closed"
-    if gate == "closed" and (not max_bytes or used_bytes < OPEN_BELOW * max_bytes):
+    room = OPEN_BELOW if has_backlog else CLOSE_ABOVE
+    if gate == "closed" and (not max_bytes or used_bytes < room * max_bytes):
         return "open"
     return None
 
@@ -36,7 +40,8 @@ class Gate:
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
         used_bytes, max_bytes = self._memory()
-        wanted = wanted_gate(facts.record.gate, used_bytes, max_bytes)
+        has_backlog = any(part.backlog for part in facts.partitions)
+        wanted = wanted_gate(facts.record.gate, used_bytes, max_bytes, has_backlog)
         if wanted is None:
             return {}
         self._leadership.set_gate(facts.record.job, token, wanted)

@@ -17,17 +17,24 @@ LOOK_MS: Final = 60_000
 MOST: Final = 100
 """Forgotten in one round; the rest has time."""
 
+WATCHED_MS: Final = 900_000
+"""Redis may have been away for longer than an hour: whoever lives comes back within this time, and says so."""
+
 
 class Visitors:
-    """Looks once a minute."""
+    """Looks once a minute, after it has seen Redis at work for WATCHED_MS without a gap."""
 
     name = "visitors"
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
+        self._seen_at_ms = 0
         self._look_at_ms = 0
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
+        if not self._seen_at_ms or facts.now_ms - self._seen_at_ms > LOOK_MS:
+            self._look_at_ms = facts.now_ms + WATCHED_MS
+        self._seen_at_ms = facts.now_ms
         if facts.now_ms < self._look_at_ms:
             return {}
         forgotten = self._leadership.forget_visitors(facts.record.job, token, SILENT_SECONDS, MOST)

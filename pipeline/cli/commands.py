@@ -161,7 +161,13 @@ def cancel(job: str, redis_url: str) -> None:
 def remove(job: str, redis_url: str, force: bool) -> None:
     """Delete everything that Redis and the folders of its sinks keep of an ended job, but not its results."""
     store = _store(redis_url)
-    record = store.read(job)
+    try:
+        record = store.read(job)
+    except UnknownJob:
+        if not store.finish_removal(job):
+            raise
+        click.echo(f"job {job} is removed: an earlier removal was interrupted, and is finished now")
+        return
     # Not cancelled first: whoever runs it would take that for its end, and miss that the job is gone.
     count = store.erase(job) if force else store.remove(job)
     discard_job(record)

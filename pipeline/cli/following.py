@@ -97,7 +97,7 @@ class Follower:
     ready_at: float | None = None
     is_drained: bool = False
     _has_asked: bool = False
-    _is_full: bool = False
+    _pressure: str = ""
     _memory_at: float = -math.inf
 
     def until_ended(self) -> JobFacts:
@@ -121,7 +121,7 @@ class Follower:
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
                     if facts is not None:
                         self._note(facts, history)
-                        self._look_at_memory(now)
+                        self._look_at_memory(now, facts)
                         if facts.record.state not in WORKING:
                             return facts
                 if not printed:
@@ -145,20 +145,18 @@ class Follower:
         if was_dead:
             self.screen.warn("the node process died and was started again")
 
-    def _look_at_memory(self, now: float) -> None:
-        """A full Redis stops the job without any error: everybody waits."""
+    def _look_at_memory(self, now: float, facts: JobFacts) -> None:
+        """A Redis without room stops the job, or its input, without any error: everybody waits."""
         if now - self._memory_at < MEMORY_SECONDS:
             return
         self._memory_at = now
         memory = self.link.attempt(self.store.memory)
         if memory is None:
             return
-        used, most = memory
-        is_full, was_full = 0 < most * _FULL_SHARE <= used, self._is_full
-        self._is_full = is_full
-        if is_full and not was_full:
-            self.screen.warn(f"Redis is full (maxmemory is {most:,} bytes): the job waits until you raise it")
-        elif was_full and not is_full:
+        before, self._pressure = self._pressure, memory_pressure(*memory, facts.record.gate)
+        if self._pressure and self._pressure != before:
+            self.screen.warn(f"{self._pressure} ({memory[0]:,} of {memory[1]:,} bytes of maxmemory are used)")
+        elif before and not self._pressure:
             self.screen.note("Redis has room again")
 
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
@@ -171,3 +169,12 @@ class Follower:
         is_last = facts.record.state not in WORKING
         rows = stage_rows(history[0] if len(history) > 1 else None, facts)
         self.screen.progress(f"{self.job}  {facts.record.state.value}", rows, is_last=is_last)
+
+
+def memory_pressure(used: int, most: int, gate: str) -> str:
+    """What a lack of memory in Redis holds up, as a sentence that says what to do; nothing when there is none."""
+    if 0 < most * _FULL_SHARE <= used:
+        return "Redis is full: the job waits until you raise maxmemory"
+    if gate == "closed":
+        return "Redis is nearly full: no input is taken until the job has drained some, or you raise maxmemory"
+    return ""

@@ -75,6 +75,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
     lines += [f"  {plain_line(row)}" for row in stage_rows(None, facts)]

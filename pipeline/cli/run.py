@@ -212,17 +212,23 @@ class Run:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
         with self.interrupts.immediate(above=max(1, self.interrupts.count)):
             published = link.insist(lambda: publish_job(store, facts.record))
+        link.insist(lambda: self._finish(store, published))
         discard_job(facts.record)
-        link.insist(lambda: self._finish(store))
         return published
 
-    def _finish(self, store: JobStore) -> bool:
+    def _finish(self, store: JobStore, published: list[Published]) -> bool:
+        """Raises JobFailed when somebody has ended the job while it was published."""
         try:
             store.transition(self.job, JobState.FINISHED)
-        except JobStateError:
-            # The answer to an earlier attempt was lost on the way, or somebody has ended the job just now.
-            if store.state(self.job) is not JobState.FINISHED:
-                raise
+        except JobStateError as error:
+            state = store.state(self.job)
+            if state is not JobState.FINISHED:  # else only the answer to an earlier attempt was lost
+                where = ", ".join(str(each.path) for each in published) or "no files"
+                raise JobFailed(
+                    f"the job {self.job} was made {state.value} by another command while it was published; "
+                    f"what was published stands: {where}",
+                    hint=self._how_to_go_on(),
+                ) from error
         return True
 
     def _ended_early(self, facts: JobFacts) -> Exit:
@@ -251,6 +257,7 @@ class Run:
         return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
 
     def _finished_before(self, store: JobStore) -> Exit:
+        discard_job(self.record)  # in case whoever published it was killed before
         self.workspace.is_kept = False
         self.screen.note(f"the job {self.job} is finished already; its results stand")
         return Exit.DEAD_LETTERS if store.facts(self.job).dead_letters else Exit.FINISHED

@@ -215,13 +215,14 @@ class Outbox:
                     return None
                 queue, due_at = self._earliest()
                 now = self._clock()
+                # First, since there may always be something to send.
+                if self._leaves and self._visit_at <= now:
+                    return self._visit
                 if due_at <= now:
                     queue.pack(self._bounds)
                     return partial(self._send, queue)
                 if self._is_closing and not self._pending():
                     return None
-                if self._leaves and self._visit_at <= now:
-                    return self._visit
                 self._work.wait(min(_IDLE_SECONDS, due_at - now))
 
     def _earliest(self) -> tuple[LaneQueue, float]:

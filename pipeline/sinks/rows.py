@@ -71,6 +71,18 @@ def _keyed_lines(batch: Batch) -> bytes:
     return "".join([f"{plain_text(key)}: {plain_text(value)}\n" for key, value in pairs]).encode()
 
 
+def table_rows(sink: SinkPlan, batch: Batch) -> list[dict[Any, Any]]:
+    """The records as rows of a table, by the rules of csv, with values as they are but for tuple keys (JSON text).
+
+    Raises SinkError where the stream should be keyed and is not.
+    """
+    if sink.key_field is None:
+        return [_row(value) for value in batch.values]
+    if batch.keys is None:
+        raise SinkError(f"the sink {sink.name!r} was planned for a keyed stream, and its records have no keys")
+    return _keyed_rows(batch, sink.key_field, _cell_key)
+
+
 def plain_text(value: Any) -> str:
     """The value as one line of text: text as it is but for line ends, bytes as base64, all else as JSON."""
     if type(value) is str:

@@ -155,6 +155,8 @@ class Committer:
         self._token = token
         self._sender = f"{stage}.{partition}"
         self._limits = limits
+        self._met: set[str] = set()
+        """Keys whose type an applied commit has checked; as many as a partition has groups and operators."""
 
     def send(self, commit: Commit, table: int) -> Reply:
         """Applies the commit, all of it or nothing, unless it is refused. Raises StoreError."""
@@ -189,7 +191,7 @@ class Committer:
         args.append(len(commit.writes))
         for write in commit.writes:
             names.append(write.key)
-            args.extend((write.command, len(names), len(write.values)))
+            args.extend((write.command, len(names), "1" if write.key in self._met else "", len(write.values)))
             args.extend(write.values)
         args.append(len(commit.outputs))
         for target, entries in commit.outputs.items():
@@ -198,7 +200,10 @@ class Committer:
             args.extend((at + 1, at + 2, at + 3, at + 4, target.kind, len(entries)))
             for out in entries:
                 args.extend((out.kind, out.count, "null" if out.watermark is None else out.watermark, out.payload))
-        return read_reply(self._scripts.run("commit", names, args))
+        reply = read_reply(self._scripts.run("commit", names, args))
+        if not isinstance(reply, Refused):
+            self._met.update(write.key for write in commit.writes)
+        return reply
 
 
 def read_reply(answer: list[Any]) -> Reply:
@@ -207,7 +212,7 @@ def read_reply(answer: list[Any]) -> Reply:
         case 0:
             return Idle()
         case 1:
-            return Entries([_entry(raw) for raw in answer[1]])
+            return Entries(read_entries(answer[1]))
         case 2:
             return Yielded()
         case 3:
@@ -216,6 +221,6 @@ def read_reply(answer: list[Any]) -> Reply:
             return Refused(Refusal(code), answer[1].decode() if len(answer) > 1 else "")
 
 
-def _entry(raw: list[Any]) -> Entry:
-    fields = raw[1]
-    return Entry(raw[0].decode(), fields[1], fields[3] if len(fields) > 3 else b"")
+def read_entries(raw: list[Any]) -> list[Entry]:
+    """Entries as XRANGE gives them: id, then h, header and perhaps d, payload."""
+    return [Entry(id_.decode(), fields[1], fields[3] if len(fields) > 3 else b"") for id_, fields in raw]

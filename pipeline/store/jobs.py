@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class JobStore:
         """
         if not JOB_ID.match(job):
             raise JobStateError(f"not a job id: {job!r}", hint="use letters, digits, '-', '_' and '.', at most 100")
-        names = [keys.job(job), keys.jobs(), keys.control(job)]
+        names = [keys.job(job), keys.jobs(), keys.control(job), keys.removing(job)]
         names += [keys.meta(job, stage, partition) for stage, partition in plan.partitions()]
         args = [job, plan.encode(), self.run_id()]
         answer = self._scripts.run("create", names, args)
@@ -161,31 +161,43 @@ class JobStore:
     def erase(self, job: str) -> int:
         """Deletes every key of the job whatever its state, kombu's included; returns how many.
 
-        The job's hash and its lease go first and together, so every late writer is refused.
+        The job's hash and its lease go first and together, so every late writer is refused. Whoever calls this while
+        another process is at it, or after it was killed, takes over; the other one then stops.
         """
-        tag = f"{{{job}}}"
+        leader = keys.own_leader_name(job)
+        # A leader that was killed has not taken itself out; one that lives comes back by itself.
+        names = [keys.job(job), keys.leader(job), keys.removing(job), keys.leader_queue(leader), keys.leaders()]
+        number, removed = self._scripts.run("remove", names, [leader])
         with translated():
-            removed = int(self._client.unlink(keys.job(job), keys.leader(job)))
-            self._client.zrem(keys.jobs(), job)
-            # A leader that was killed has not taken itself out; one that lives comes back by itself.
-            removed += int(self._client.unlink(keys.leader_queue(keys.own_leader_name(job))))
-            self._client.zrem(keys.leaders(), keys.own_leader_name(job))
-            # kombu's own tables are shared by all jobs: with the last job they go as well.
-            patterns = [f"{keys.of_job(job)}*", f"{keys.PREFIX}_kombu.*{tag}*"]
-            if not self._client.exists(keys.jobs()):
-                patterns.append(f"{keys.PREFIX}_kombu.*")
-            for pattern in patterns:
+            for pattern in self._patterns(job):
                 for page in self._pages(pattern):
-                    removed += int(self._client.unlink(*page))
+                    left = [key for key in page if key != keys.removing(job).encode()]
+                    removed += max(0, self._erase(job, number, left)) if left else 0
             for page in self._pages(f"{keys.PREFIX}_kombu.binding*.*"):
                 for table in page:
-                    self._forget_bindings(table, tag.encode())
-        return removed
+                    members = [each for each in self._client.smembers(table) if f"{{{job}}}".encode() in each]
+                    if members:
+                        self._erase(job, number, [table], members)
+        self._scripts.run("removed", [keys.removing(job), keys.jobs()], [number, job])
+        return int(removed)
 
-    def _forget_bindings(self, table: bytes, tag: bytes) -> None:
-        members = [member for member in self._client.smembers(table) if tag in member]
-        if members:
-            self._client.srem(table, *members)
+    def finish_removal(self, job: str) -> bool:
+        """Finishes a removal that was interrupted; False when there is none."""
+        with translated():
+            is_there = bool(self._client.exists(keys.removing(job)))
+        if is_there:
+            self.erase(job)
+        return is_there
+
+    def _erase(self, job: str, number: int, names: list[bytes], members: Sequence[bytes] = ()) -> int:
+        answer = self._scripts.run("erase", [keys.removing(job), *map(bytes.decode, names)], [number, *members])
+        return int(answer[0])
+
+    def _patterns(self, job: str) -> list[str]:
+        """What the names of a job's keys match. kombu's own tables are shared: with the last job they go as well."""
+        patterns = [f"{keys.of_job(job)}*", f"{keys.PREFIX}_kombu.*{{{job}}}*"]
+        others = set(self.list_ids()) - {job}
+        return patterns if others else [*patterns, f"{keys.PREFIX}_kombu.*"]
 
     def _pages(self, pattern: str) -> Iterator[list[Any]]:
         cursor = 0

@@ -26,6 +26,11 @@ def job(job: str) -> str:
     return of_job(job) + ":job"
 
 
+def removing(job: str) -> str:
+    """Text: how often the removal of the job was begun. While it exists the id is not free."""
+    return of_job(job) + ":removing"
+
+
 def leader(job: str) -> str:
     """Hash: name, token, term, until, now. The lease of the job's leader."""
     return of_job(job) + ":leader"
@@ -64,6 +69,7 @@ def meta(job: str, stage: int, partition: int) -> str:
 def log(job: str, stage: int, partition: int) -> str:
     """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark.
 
+    `n:sink` -> how many records this partition has given a sink that is neither files nor a stream.
     `p:sender` -> `number position`: where a source reads on behind that number. Written by append.
     """
     return f"{of_job(job)}:log:{stage}.{partition}"

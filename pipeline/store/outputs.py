@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pipeline.codec import decode_batch
 from pipeline.errors import StoreError, UnknownJob
@@ -32,6 +32,8 @@ class OutputReader:
             raise UnknownJob(f"there is no job {job!r}")
         self.position: str = answer[1].decode()
         self._read_to = self.position
+        self._unanswered: set[str] = set()
+        """Where calls of `advance` whose answer was lost may have moved it to."""
 
     def read(self, entries: int = 64, wait_ms: int = 0) -> list[Batch]:
         """The next batches behind all that was read before; may wait up to `wait_ms` (5 s at most) for the first."""
@@ -65,10 +67,21 @@ class OutputReader:
             limits.inbox_bytes,
             limits.inbox_low,
         ]
-        answer = self._scripts.run("advance", self._keys, args)
+        answer = self._advance(args)
+        if answer[0] == -2 and answer[1].decode() in self._unanswered:
+            self.position = args[1] = answer[1].decode()
+            answer = [1] if self.position == self._read_to else self._advance(args)
         if answer[0] != 1:
             raise StoreError(f"the reader {self._reader!r} was moved or removed by another process")
         self.position = self._read_to
+        self._unanswered.clear()
+
+    def _advance(self, args: list[Any]) -> list[Any]:
+        try:
+            return self._scripts.run("advance", self._keys, args)
+        except StoreError:
+            self._unanswered.add(self._read_to)
+            raise
 
 
 def _before(entry: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.codec import read_timer_member, state_field
@@ -13,6 +13,7 @@ from pipeline.lifecycle import JobState
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Timer
 from pipeline.store import keys
+from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
 from pipeline.store.scripts import Scripts
 
@@ -34,7 +35,10 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds."""
+    """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds.
+
+    run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
+    """
 
     position: Position
     deaths: int
@@ -42,6 +46,8 @@ class Acquired:
     done: bool
     table: int
     watermarks: dict[str, int]
+    run: str = ""
+    given: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,16 @@ class Pulse:
 
     state: JobState
     control: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """An owned partition that waits for a ticket: it has committed all that it had read."""
+
+    stage: int
+    partition: int
+    token: str
+    position: Position
 
 
 class Ownership:
@@ -73,6 +89,22 @@ class Ownership:
         if answer[0] == -1:
             return None
         return Pulse(JobState(answer[1].decode()), answer[2].decode())
+
+    def take_tickets(
+        self, table: int, calm: Sequence[Calm], records: int, bytes_: int
+    ) -> list[tuple[Calm, list[Entry]]]:
+        """Takes the tickets that wait for these partitions, with the entries that they are for. Raises StoreError.
+
+        Whoever takes one must serve it. `records` and `bytes_` bound what is read for each.
+        """
+        names = [keys.job(self.job)]
+        args: list[Any] = [table, records, bytes_]
+        for each in calm:
+            at = (self.job, each.stage, each.partition)
+            names += [keys.inbox(*at), keys.meta(*at), keys.queue(*at)]
+            args += [each.token, each.position.entry, each.position.record]
+        answer = self.scripts.run("take", names, args)
+        return [(calm[number - 1], read_entries(raw)) for number, raw in answer]
 
     def wait_for_control(self, last: str, wait_ms: int) -> str:
         """The id of the last control message behind `last`, or `last` when none came within `wait_ms`."""
@@ -109,6 +141,8 @@ class Ownership:
             done=meta.get("done") == "1",
             table=int(answer[3]),
             watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
+            run=answer[4].decode(),
+            given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:

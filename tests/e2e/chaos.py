@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,9 @@ import psutil
 
 from pipeline.errors import StoreError
 from pipeline.facts import JobFacts
+from pipeline.loader import load_graph
+from pipeline.plan import compile_plan
+from pipeline.settings import Limits
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -399,6 +402,14 @@ class Run:
                 for path in folder.iterdir():
                     with suppress(FileExistsError):
                         os.link(path, self.logs / path.name)
+
+
+def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
+    """Registers a job with limits of its own; `celeriac run --job-id` goes on with it."""
+    with chdir(site.root / "work"):
+        plan = compile_plan(load_graph("flow.py"), 2, limits)
+    with connect(redis_url) as client:
+        JobStore(Scripts(client)).create(job, plan)
 
 
 def _children(process: psutil.Process | None) -> list[psutil.Process]:

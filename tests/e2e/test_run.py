@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,16 @@ import pytest
 import redis
 
 from pipeline.embedded.redis import EmbeddedRedis
+from pipeline.lifecycle import JobState
+from pipeline.loader import load_graph
+from pipeline.plan import compile_plan
+from pipeline.records import Batch
+from pipeline.settings import Limits
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.leadership import Leadership
+from pipeline.store.scripts import Scripts
+from pipeline.store.senders import FeedAddress
 
 ROOT = Path(__file__).parents[2]
 MARK = "CELERIAC_TEST_MARK"
@@ -242,6 +253,31 @@ def test_the_first_ctrl_c_drains_and_publishes_what_was_read(site: Site) -> None
     assert len(counts) == 10
     # Numbers are read in order, so the groups of the last digit differ by one at most.
     assert max(counts) - min(counts) <= 1
+    site.assert_clean("out")
+
+
+@pytest.mark.parametrize("end", [JobState.CANCELLED, JobState.FAILED])
+def test_a_job_that_was_stopped_while_it_was_draining_goes_on_draining(
+    site: Site, redis_url: str, end: JobState
+) -> None:
+    site.write(ENDLESS)
+    with contextlib.chdir(site.folder):
+        plan = compile_plan(load_graph("flow.py"), 2, Limits())
+    with connect(redis_url) as client:
+        jobs, leader = JobStore(Scripts(client)), Leadership(Scripts(client), "other", "n")
+        jobs.create("d", plan)
+        FeedAddress(redis_url, "d", "numbers").open().lane("iterable").append(1, Batch(list(range(20))))
+        jobs.transition("d", JobState.DRAINING)
+        token = leader.hold("d", 60).token
+        leader.close_source("d", token, plan, "numbers")
+        leader.release("d", token)
+        jobs.transition("d", end)
+
+    done = site.run("run", "flow.py", "--workers", "1", "--job-id", "d", "--redis", redis_url)
+
+    assert done.returncode == 130, done.stderr
+    assert "drained: the results hold what was read until then" in done.stderr
+    assert [row["value"] for row in read_rows(site.folder / "out")] == [2] * 10
     site.assert_clean("out")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 
@@ -10,13 +9,8 @@ import pytest
 import redis
 
 from pipeline.keying import GROUPS, group_of
-from pipeline.loader import load_graph
-from pipeline.plan import compile_plan
 from pipeline.settings import Limits
-from pipeline.store.connection import connect
-from pipeline.store.jobs import JobStore
-from pipeline.store.scripts import Scripts
-from tests.e2e.chaos import ROOT, Run, Sequence, Site, a_chance, moments, wait_until
+from tests.e2e.chaos import ROOT, Run, Sequence, Site, a_chance, create_job, moments, wait_until
 
 KEYS = ["", "word", "déjà vu", "🥕", *map(str, range(500)), 0, -1, 2**70, b"", b"\xff\x00", ("a", 1), ((b"x",), "y")]
 
@@ -110,14 +104,6 @@ def test_inboxes_stay_within_their_bound_before_a_slow_sink(site: Site, redis_ur
     assert has_waited
     sequence.check(run.folder / "out")
     site.assert_clean("flow.py", "out")
-
-
-def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
-    """Registers a job with limits of its own; `celeriac run --job-id` goes on with it."""
-    with contextlib.chdir(site.root / "work"):
-        plan = compile_plan(load_graph("flow.py"), 2, limits)
-    with connect(redis_url) as client:
-        JobStore(Scripts(client)).create(job, plan)
 
 
 def watch_inboxes(run: Run) -> tuple[int, bool]:

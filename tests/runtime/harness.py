@@ -94,8 +94,10 @@ class LocalJob:
         limits: Limits | None = None,
         job: str = "j",
         clock: Callable[[], float] = stopped_clock,
+        takes_tickets: bool = False,
     ) -> None:
-        self.url, self.job, self.clock = redis_url, job, clock
+        """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker."""
+        self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
         self.limits = limits or Limits()
         self.graph = pipeline.graph()
         self.plan = compile_plan(self.graph, partitions, self.limits)
@@ -169,6 +171,8 @@ class LocalJob:
         self.assign(name, places, is_unclean=True)
 
     def slice(self, name: str, place: Place) -> SliceEnd | None:
+        if self.takes_tickets:
+            return self.workers[name].work(*place)
         end = self.workers[name].slice(*place)
         self.ends.append((name, place, end))
         return end

@@ -28,6 +28,7 @@ from stages.supervision import (
     StoreWatch,
     decide_restart,
     is_cut_off,
+    is_silent,
 )
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
@@ -301,6 +302,32 @@ def test_workers_that_do_not_come_back_after_an_outage_are_restarted(bench: Benc
     assert bench.child("silent").exit_code == -signal.SIGTERM
     assert bench.child("stubborn").exit_code == -signal.SIGKILL
     assert {name for name, _incarnation in bench.store.reported} == replaced
+
+
+def test_a_worker_that_is_silent_far_beyond_its_lease_is_killed_while_the_store_answers(bench: Bench) -> None:
+    bench.add("silent", IGNORES_SIGTERM)
+    bench.add("fresh", SLEEPS)
+    bench.add("unheard", SLEEPS)
+    bench.agent.start()
+    for name in ("silent", "fresh", "unheard"):
+        bench.says(name, "up")
+    bench.store.heard = {"silent": 29.0, "fresh": 0.3}
+    bench.round(after_seconds=60)
+    assert {child.state for child in bench.agent.children()} == {ChildState.RUNNING}
+
+    bench.store.heard["silent"] = 31.0
+    bench.round(after_seconds=6)
+
+    bench.rounds_until(lambda: bench.child("silent").deaths == 1)
+    assert bench.child("silent").exit_code == -signal.SIGKILL
+    assert [name for name, _incarnation in bench.store.reported] == ["silent"]
+    assert {bench.child(name).deaths for name in ("fresh", "unheard")} == {0}
+
+
+def test_a_new_worker_is_not_blamed_for_the_silence_of_the_one_before() -> None:
+    assert not is_silent(100.0, lived_seconds=29.0)
+    assert not is_silent(None, lived_seconds=100.0)
+    assert is_silent(31.0, lived_seconds=31.0)
 
 
 def test_a_program_that_cannot_be_started_is_named_in_the_error(bench: Bench) -> None:

@@ -342,6 +342,22 @@ def test_a_full_redis_closes_the_gate_and_an_emptier_one_opens_it(site: Site) ->
         site.client.config_set("maxmemory", 0)
 
 
+def test_a_removal_that_was_interrupted_is_finished_after_a_while(site: Site) -> None:
+    site.create("going")
+    names = [keys.job("going"), keys.leader("going"), keys.removing("going"), keys.leader_queue("x"), keys.leaders()]
+    Scripts(site.client).run("remove", names, ["x"])  # and no more: it was killed
+    round_ = site.round()
+
+    assert round_.run_once() == {}
+    site.clock += 29
+    assert round_.run_once() == {}
+    site.clock += 2
+    assert round_.run_once() == {"removals_finished": 1}
+
+    assert site.client.keys("*{going}*") == []
+    assert round_.run_once() == {}
+
+
 def test_a_job_of_another_version_is_left_alone_with_one_warning(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.create("foreign")
     site.create()

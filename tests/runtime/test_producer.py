@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from pipeline.errors import (
     UnknownJob,
     UnknownSender,
 )
+from pipeline.facts import JobFacts
 from pipeline.lifecycle import JobState
 from pipeline.producer import AsyncProducer, Durability, Producer
 from pipeline.settings import Limits
@@ -349,6 +351,25 @@ def test_a_named_producer_stays_known_after_its_end_and_an_unnamed_one_leaves_no
     assert len(job.values()) == 3
 
 
+def watched(duty: Visitors, facts: JobFacts, job: LocalJob, seconds: range = range(0, 1200, 10)) -> int:
+    """How many senders the duty forgets while it looks every ten seconds."""
+    rounds = (replace(facts, now_ms=facts.now_ms + 1000 * second) for second in seconds)
+    return sum(duty.run_once(each, job.token).get("visitors_forgotten", 0) for each in rounds)
+
+
+def test_after_a_long_outage_of_redis_a_producer_has_time_to_say_that_it_is_there(
+    job: LocalJob, make: Callable[..., Producer]
+) -> None:
+    make().send("k", 1)
+    facts, duty = job.jobs.facts("j"), Visitors(job.leader)
+    assert watched(duty, facts, job, range(0, 1200, 10)) == 0
+    for visitor in job.client.zrange(keys.visitors("j"), 0, -1):
+        job.client.zincrby(keys.visitors("j"), -7_200_000, visitor)  # nobody could say anything for two hours
+
+    assert watched(duty, facts, job, range(8400, 9200, 10)) == 0
+    assert watched(duty, facts, job, range(9200, 9400, 10)) == 4
+
+
 def test_an_unnamed_producer_that_was_killed_is_forgotten_by_the_leader_and_a_living_one_is_not(
     job: LocalJob, make: Callable[..., Producer], redis_url: str
 ) -> None:
@@ -362,13 +383,13 @@ def test_an_unnamed_producer_that_was_killed_is_forgotten_by_the_leader_and_a_li
     facts = job.jobs.facts("j")
     visitors = job.client.zrange(keys.visitors("j"), 0, -1)
     assert len(visitors) == 8
-    assert Visitors(job.leader).run_once(facts, job.token) == {}
+    assert watched(Visitors(job.leader), facts, job) == 0
     for visitor in sorted(visitors, key=lambda each: int(each.split()[1]))[4:]:
         job.client.zincrby(keys.visitors("j"), -3_700_000, visitor)
 
     duty = Visitors(job.leader)
-    assert duty.run_once(facts, job.token) == {"visitors_forgotten": 4}
-    assert duty.run_once(facts, job.token) == {}
+    assert watched(duty, facts, job) == 4
+    assert watched(duty, facts, job) == 0
 
     assert len(senders(job)) == 4
     assert sorted(logged(job)) == sorted([*(b"%d" % n for n in range(1, 5)), *(b"e:%d" % n for n in range(1, 5))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pipeline.sinks.publisher import publish
 from pipeline.sinks.staging import StagedFacts
 from pipeline.store import keys
 from stages.partition import SliceEnd
-from tests.runtime.harness import LocalJob, numbered, oracle_of
+from tests.runtime.harness import LocalJob, SteppingClock, numbered, oracle_of
 
 
 def source(name: str = "in") -> Stream:
@@ -533,3 +534,61 @@ def test_a_state_key_that_another_program_wrote_fails_the_job_and_says_so(redis_
         assert record.state is JobState.FAILED
         assert "a key of ours holds something else" in record.reason
         assert "another database" in record.reason
+
+
+# Steps that are cut short.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_that_is_cut_short_counts_faults_and_repeated_ids_once(redis_url: str, seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    flow = Pipeline("cut")
+    stream = flow.source(read.producer(), name="in").map(lambda v: v if v % 7 else 1 // 0, name="sevenths_fail")
+    stream.sink(write.stream("out"), name="out")
+    seen: set[str] = set()
+    good, bad = [], []
+
+    with LocalJob(redis_url, flow, partitions=1, clock=SteppingClock(rng.choice([0.005, 1.0]))) as job:
+        job.assign()
+        for _ in range(20):
+            numbers = [rng.randrange(1, 60) for _ in range(rng.randrange(1, 40))]
+            ids = [f"id{number}" if rng.random() < 0.7 else None for number in numbers]
+            faults = {index: "unreadable" for index in range(len(numbers)) if rng.random() < 0.2}
+            job.lane().append(job.lane().taken + 1, Batch(numbers, faults=dict(faults)), ids=ids)
+            for index, (number, own) in enumerate(zip(numbers, ids, strict=True)):
+                if own is not None and own in seen:
+                    continue
+                seen |= {own} if own is not None else set()
+                (bad if index in faults or number % 7 == 0 else good).append(number)
+            if rng.random() < 0.5:
+                job.run_until_idle()
+        job.end_input()
+        job.run_until_idle()
+
+        assert job.values() == good
+        assert sorted(job.dead_values()) == sorted(bad)
+        assert job.facts((0, 0)).dead == len(bad)
+
+
+def test_a_step_ends_when_it_has_emitted_enough(redis_url: str) -> None:
+    stream = source().flat_map(lambda v: range(v), name="many")
+    stream.sink(write.stream("out"), name="out")
+    emitted: list[int] = []
+
+    with LocalJob(redis_url, stream.pipeline, partitions=1, limits=Limits(step_outputs=1_000)) as job:
+        job.assign()
+        real = job.scripts["w0"].run
+
+        def watch(name: str, keys_: Any, args: Any) -> list[Any]:
+            if name == "commit":
+                emitted.append(int(args[16]))
+            return real(name, keys_, args)
+
+        job.scripts["w0"].run = watch  # type: ignore[method-assign, assignment]
+        job.send([1] * 5_000, entry_records=1_000)  # from which it learns that a record costs nothing
+        job.send([100] * 500)
+        job.run_to_the_end()
+
+        assert len(job.values()) == 5_000 + 500 * 100
+        assert max(emitted) <= 1_000 + 512 * 100 // 4

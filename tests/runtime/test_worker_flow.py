@@ -462,7 +462,7 @@ def test_barriers_and_tables_are_noted_in_their_place_and_no_batch_spans_them(re
             answer = real(name, keys_, args)
             meta = job.meta((0, 0))
             if name == "commit":
-                seen.append((int(meta["taken"]), meta.get("barrier", ""), meta.get("arrived", "")))
+                seen.append((int(meta.get("taken", 0)), meta.get("barrier", ""), meta.get("arrived", "")))
             return answer
 
         job.scripts["w0"].run = watch  # type: ignore[method-assign, assignment]
@@ -482,3 +482,32 @@ def test_barriers_and_tables_are_noted_in_their_place_and_no_batch_spans_them(re
         job.assign("w1", [(1, 0)])
         job.run_to_the_end()
         assert_sequence(job, ["a"], 6)
+
+
+def test_one_ticket_serves_all_partitions_of_a_worker_whose_tickets_wait(redis_url: str) -> None:
+    with LocalJob(redis_url, sequence_pipeline(stages=3), partitions=2, takes_tickets=True) as job:
+        job.assign()
+        job.run_until_idle()
+        job.send(numbered(KEYS, 5))
+        place = next(place for place in job.places if job.pop_ticket(place))
+
+        job.slice("w0", place)
+
+        job.drain_outputs()
+        assert_sequence(job, KEYS, 5)
+        assert not any(job.pop_ticket(each) for each in job.places)
+        assert "take" in job.scripts["w0"].calls
+
+
+def test_a_worker_whose_time_is_over_leaves_the_other_tickets_where_they_are(redis_url: str) -> None:
+    clock = SteppingClock(1.0)
+    with LocalJob(redis_url, sequence_pipeline(stages=2), partitions=1, clock=clock, takes_tickets=True) as job:
+        job.assign()
+        job.run_until_idle()
+        job.send(numbered(KEYS, 5))
+        assert job.pop_ticket((0, 0))
+
+        job.slice("w0", (0, 0))
+
+        assert job.pop_ticket((1, 0))
+        assert "take" not in job.scripts["w0"].calls

@@ -180,10 +180,14 @@ def feed_sequence(job: LocalJob) -> None:
         job.run_and_sweep()
 
 
+@pytest.mark.parametrize("takes_tickets", [False, True])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_request_or_reply_lost_at_any_call_changes_no_result(redis_url: str, moment: Moment) -> None:
+def test_a_request_or_reply_lost_at_any_call_changes_no_result(
+    redis_url: str, moment: Moment, takes_tickets: bool
+) -> None:
     for at in range(1, 1000):
-        with LocalJob(redis_url, sequence_pipeline(stages=2), partitions=1, job=f"j{at}") as job:
+        pipeline = sequence_pipeline(stages=2)
+        with LocalJob(redis_url, pipeline, partitions=1, job=f"j{at}", takes_tickets=takes_tickets) as job:
             job.worker()
             job.scripts["w0"].break_call(moment, at)
             scenario(job, feed_sequence)
@@ -264,6 +268,7 @@ def test_a_random_schedule_of_faults_takeovers_and_restarts_keeps_the_sequence(r
         partitions=rng.choice([1, 2, 3]),
         limits=limits,
         clock=SteppingClock(rng.choice([0.0, 0.004])),
+        takes_tickets=rng.random() < 0.5,
     ) as job:
         for place in job.places:
             job.assign(rng.choice(["w0", "w1", "w2"]), [place])

@@ -383,7 +383,6 @@ FOREIGN_PLACES = {
     "inbox": keys.inbox("j", *KEYED),
     "meta": keys.meta("j", *KEYED),
     "log": keys.log("j", *KEYED),
-    "waiters": keys.waiting("j", *KEYED),
     "queue": keys.queue("j", *KEYED),
 }
 
@@ -393,6 +392,7 @@ def test_a_key_of_another_type_in_the_way_of_the_commit_stops_all_of_it(bench: B
     """A7."""
     bench.assign(KEYED)
     hand = fed(bench, "a")
+    bench.client.hdel(keys.meta("j", *KEYED), "ring")
     bench.client.delete(FOREIGN_PLACES[place])
     bench.client.set(FOREIGN_PLACES[place], "not ours")
 
@@ -448,6 +448,19 @@ def test_a_full_inbox_refuses_the_commit_and_writes_only_the_waiter(make: Callab
     assert after_[meta].pop(b"ring") == b"w"
     before[meta].pop(b"ring", None)
     assert after_ == before
+
+
+def test_waiters_of_another_type_stop_a_commit_that_finds_the_inbox_full(make: Callable[..., Bench]) -> None:
+    """A7."""
+    bench, giver, _ = small(make)
+    assert giver.commit(Position("2-0"), outputs=to_keyed(bench, *range(12))) == Kept()
+    bench.client.set(keys.waiting("j", *KEYED), "not ours")
+
+    reply = refused_without_a_trace(
+        bench, Refusal.FOREIGN_KEY, lambda: giver.commit(Position("3-0"), outputs=to_keyed(bench, "more"))
+    )
+
+    assert reply.detail == keys.waiting("j", *KEYED)
 
 
 def test_an_inbox_is_full_by_bytes_too(make: Callable[..., Bench]) -> None:

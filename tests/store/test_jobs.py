@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pytest
-from bench import ENTRY, KEYED, Bench, a_batch, a_plan
+from bench import ENTRY, KEYED, Bench, a_batch, a_job_id, a_plan
 
 from pipeline.codec import decode_batch, encode_batch
-from pipeline.errors import DecodingError, JobStateError, StoreFull, UnknownJob, UnsuitableServer
+from pipeline.errors import DecodingError, JobStateError, StoreFull, StoreUnavailable, UnknownJob, UnsuitableServer
 from pipeline.lifecycle import JobState
 from pipeline.positions import START, Position
 from pipeline.store import keys
@@ -16,6 +18,7 @@ from pipeline.store.commits import Output, Refusal, Refused, Target, Write
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore, check_permissions
 from pipeline.store.scripts import Scripts
+from tests.runtime.harness import FlakyScripts, Moment
 
 
 def test_a_job_is_read_back_as_it_was_created(bench: Bench) -> None:
@@ -256,12 +259,75 @@ def test_a_user_that_may_not_run_scripts_is_told_at_the_start(bench: Bench) -> N
     bench.client.execute_command("ACL", "DELUSER", "weak")
 
 
-def test_a_new_job_begins_clean_where_a_removal_was_interrupted(bench: Bench) -> None:
+# Removals that are interrupted, or meet each other.
+
+
+class Interrupting(Scripts):
+    """Calls `act` once, before the call of that number."""
+
+    def __init__(self, client: Any, at: int, act: Callable[[], None]) -> None:
+        super().__init__(client)
+        self.at, self.act, self.calls = at, act, 0
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
+        self.calls += 1
+        if self.calls == self.at:
+            self.act()
+        return super().run(name, keys, args)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("finisher", ["create", "remove", "nobody else"])
+def test_a_removal_that_was_killed_at_any_call_leaves_nothing_in_the_end(
+    make: Callable[..., Bench], moment: Moment, finisher: str
+) -> None:
+    for at in range(1, 100):
+        bench = make(a_job_id())
+        used(bench)
+        scripts = FlakyScripts(bench.client)
+        scripts.break_call(moment, at)
+        with suppress(StoreUnavailable):
+            JobStore(scripts).erase(bench.job)
+        was_killed = not scripts.faults
+        if finisher == "create":
+            with suppress(JobStateError):  # killed before anything was done
+                bench.jobs.create(bench.job, bench.plan)
+        if finisher == "remove":
+            bench.jobs.finish_removal(bench.job)
+        if finisher == "create" and bench.client.exists(keys.job(bench.job)) and at > 1:
+            fresh = {keys.job(bench.job), keys.control(bench.job), *(keys.meta(bench.job, *p) for p in (ENTRY, KEYED))}
+            assert {key.decode() for key in bench.client.keys(f"{keys.of_job(bench.job)}*")} == fresh
+        bench.jobs.erase(bench.job)
+        assert bench.snapshot() == {}
+        if not was_killed:
+            break
+    assert at > 3
+
+
+@pytest.mark.parametrize("at", range(2, 6))
+def test_a_removal_that_was_overtaken_does_not_touch_the_new_job(bench: Bench, at: int) -> None:
     used(bench)
-    bench.client.unlink(keys.job("j"))
 
-    bench.jobs.create("j", bench.plan)
+    def overtake() -> None:
+        bench.jobs.create("j", bench.plan)
+        bench.lane().append(1, a_batch("new"))
 
-    facts = bench.jobs.facts("j")
-    assert {(str(part.position), part.taken, part.term) for part in facts.partitions} == {("1-0/0", 0, 0)}
-    assert bench.client.exists(keys.inbox("j", *ENTRY)) == 0
+    JobStore(Interrupting(bench.client, at, overtake)).erase("j")
+
+    assert bench.values() == ["new"]
+    assert bench.jobs.list_ids() == ["j"]
+    assert bench.lane().taken == 1
+
+
+def test_a_job_that_is_being_removed_is_nobodys(bench: Bench) -> None:
+    scripts = FlakyScripts(bench.client)
+    scripts.break_call("before", 2)
+    with pytest.raises(StoreUnavailable):
+        JobStore(scripts).erase("j")
+
+    assert bench.jobs.list_ids() == ["j"]
+    with pytest.raises(UnknownJob):
+        bench.jobs.read("j")
+    assert bench.jobs.finish_removal("j")
+    assert not bench.jobs.finish_removal("j")
+    assert bench.jobs.list_ids() == []

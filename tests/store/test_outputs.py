@@ -10,7 +10,7 @@ import pytest
 from bench import Bench, Hand, a_batch
 
 from pipeline.codec import encode_batch
-from pipeline.errors import StoreError, UnknownJob
+from pipeline.errors import StoreError, StoreUnavailable, UnknownJob
 from pipeline.positions import Position
 from pipeline.settings import Limits
 from pipeline.store import keys
@@ -18,6 +18,7 @@ from pipeline.store.commits import Kept, Output, Refusal, Refused, Target
 from pipeline.store.connection import connect
 from pipeline.store.outputs import OutputReader
 from pipeline.store.scripts import Scripts
+from tests.runtime.harness import FlakyScripts, Moment
 
 OUT = Target.stream("j", "out")
 
@@ -172,6 +173,28 @@ def test_a_slow_reader_makes_the_stream_full_and_its_advance_wakes_the_writer(sm
     assert not small.client.exists(keys.out_waiting("j", "out"))
     assert emit(hand, "more") == Kept()
     assert values(reader) == ["more"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("is_more", [False, True])
+def test_a_reader_whose_advance_was_not_answered_goes_on(bench: Bench, moment: Moment, is_more: bool) -> None:
+    scripts = FlakyScripts(connect(bench.url))
+    reader, hand = OutputReader(scripts, "j", "out", "r", bench.limits), bench.worker()
+    emit(hand, "a")
+    assert values(reader) == ["a"]
+    scripts.break_call(moment)
+    with pytest.raises(StoreUnavailable):
+        reader.advance()
+    if is_more:
+        emit(hand, "b")
+        assert values(reader) == ["b"]
+
+    reader.advance()
+
+    emit(hand, "c")
+    assert values(reader) == ["c"]
+    assert values(bench.reader()) == ["c"]
+    scripts.client.close()
 
 
 def test_a_reader_of_the_same_name_in_two_places_is_told(bench: Bench) -> None:

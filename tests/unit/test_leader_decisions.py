@@ -438,7 +438,12 @@ def test_too_many_dead_letters_fail_the_job_even_at_its_end() -> None:
 def test_the_gate_closes_above_four_fifths_and_opens_below_seven_tenths(
     gate: str, used: int, bound: int, expected: str | None
 ) -> None:
-    assert wanted_gate(gate, used, bound) == expected
+    assert wanted_gate(gate, used, bound, has_backlog=True) == expected
+
+
+@pytest.mark.parametrize(("used", "expected"), [(69, "open"), (75, "open"), (79, "open"), (80, None), (81, None)])
+def test_with_nothing_left_to_drain_the_gate_does_not_wait_for_seven_tenths(used: int, expected: str | None) -> None:
+    assert wanted_gate("closed", used, 100, has_backlog=False) == expected
 
 
 def test_only_workers_long_silent_that_own_nothing_are_forgotten() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeline import Pipeline, count, read, write
 from pipeline.cli.console import console_lines
+from pipeline.cli.following import memory_pressure
 from pipeline.cli.progress import StageRow, duration, plain_line, progress_table, records_read, stage_rows
 from pipeline.cli.reports import Result, result_lines, status_json, status_lines
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
@@ -176,3 +177,18 @@ def test_a_keyed_console_shows_key_and_value_and_another_one_the_value() -> None
 
     assert console_lines(keyed, Batch([1, {"n": 2}], ["a", ("b", 3)])) == ["a: 1", '["b",3]: {"n":2}']
     assert console_lines(plain, Batch(["text", "two\nlines", None, 1.5])) == ["text", "two\\nlines", "null", "1.5"]
+
+
+@pytest.mark.parametrize(
+    ("used", "most", "gate", "expected"),
+    [
+        (50, 100, "open", ""),
+        (75, 100, "closed", "no input is taken"),
+        (100, 100, "closed", "the job waits until you raise maxmemory"),
+        (100, 0, "open", ""),
+    ],
+)
+def test_a_lack_of_memory_is_said_with_what_it_holds_up(used: int, most: int, gate: str, expected: str) -> None:
+    said = memory_pressure(used, most, gate)
+
+    assert (expected in said) if expected else said == ""

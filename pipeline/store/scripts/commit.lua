@@ -5,39 +5,44 @@
 --   9 read from entry   10 records to read   11 bytes to read   12 bytes of the entries left behind
 --   13 inbox_records   14 inbox_bytes   15 low mark (share)   16..20 taken, emitted, filtered, late, dead
 --   then n, n values: fields of meta;  n, n values: fields of log
---   then w, w times: command, key number, n, n values   (HSET, HDEL, ZADD, ZREM, XADD)
+--   then w, w times: command, key number, '1' if this owner knows the key's type, n, n values   (HSET, HDEL, ZADD, ZREM, XADD)
 --   then d, d times: inbox, meta, log, waiting as key numbers, kind (inbox or out), e, e times: kind (D, W, E), count, watermark, payload
 -- Returns {0} idle: the ring flag is clear   {1, entries}   {2} yielded   {3} kept
 --   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run   -7 foreign key type
 -- The first write is an XTRIM or HDEL, which a Redis without memory lets through with all that follows.
+-- Calls cost more than what they do: each key is read once, and written once.
 local inbox, meta, log, waiting, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit_records, limit_bytes, low = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
+local mode = ARGV[8]
 
 local j = call('HMGET', job, 'state', 'table')
 if j[1] ~= 'running' and j[1] ~= 'draining' then return {-5} end
-local m = call('HMGET', meta, 'token', 'pos', 'rec', 'bytes', 'taken', 'emitted', 'filtered', 'late', 'dead')
+local m = call('HMGET', meta, 'token', 'pos', 'rec', 'bytes', 'taken', 'emitted', 'filtered', 'late', 'dead',
+  'head', 'sub', 'queue', 'ticket', 'ring')
 if m[1] ~= ARGV[1] then return {-1} end
 if m[2] ~= ARGV[2] or m[3] ~= ARGV[3] then return {-2} end
 if j[2] ~= ARGV[6] then return {-3} end
 
 -- Find the sections, and check what could fail.
-local key = foreign({inbox, 'stream', log, 'hash', waiting, 'hash', call('HGET', meta, 'queue'), 'list'})
+local key = foreign({inbox, 'stream', mode == 'yield' and m[12], 'list'})
 if key then return {-7, key} end
+local waiters = redis.pcall('HLEN', waiting)
+if type(waiters) == 'table' then return {-7, waiting} end
 local at = 21
 local meta_at, meta_n = at + 1, tonumber(ARGV[at])
 at = at + 1 + meta_n
 local log_at, log_n = at + 1, tonumber(ARGV[at])
 at = at + 1 + log_n
+if log_n > 0 and foreign({log, 'hash'}) then return {-7, log} end
 local writes = {}
 local wanted = {HSET = 'hash', HDEL = 'hash', ZADD = 'zset', ZREM = 'zset', XADD = 'stream'}
 local count = tonumber(ARGV[at])
 at = at + 1
 for i = 1, count do
-  local write = {ARGV[at], KEYS[tonumber(ARGV[at + 1])], at + 3, tonumber(ARGV[at + 2])}
-  key = foreign({write[2], wanted[write[1]]})
-  if key then return {-7, key} end
+  local write = {ARGV[at], KEYS[tonumber(ARGV[at + 1])], at + 4, tonumber(ARGV[at + 3])}
+  if ARGV[at + 2] ~= '1' and foreign({write[2], wanted[write[1]]}) then return {-7, write[2]} end
   writes[i] = write
-  at = at + 3 + write[4]
+  at = at + 4 + write[4]
 end
 local outs = {}
 count = tonumber(ARGV[at])
@@ -46,15 +51,20 @@ for i = 1, count do
   local out = {}
   for k = 1, 4 do out[k] = KEYS[tonumber(ARGV[at + k - 1])] end
   out.kind, out.n, out.at = ARGV[at + 4], tonumber(ARGV[at + 5]), at + 6
-  key = foreign({out[2], 'hash'})
-  key = key or foreign({out[1], 'stream', out[3], 'hash', out[4], 'hash', call('HGET', out[2], 'queue'), 'list'})
+  out.m = redis.pcall('HMGET', out[2], 'head', 'sub', 'bytes', 'pos', 'rec', 'ring', 'queue', 'ticket', 'readers')
+  if out.m.err then return {-7, out[2]} end
+  out.last = redis.pcall('HGET', out[3], ARGV[7])
+  if type(out.last) == 'table' then return {-7, out[3]} end
+  out.rings = not out.m[6] and out.m[7]
+  key = foreign({out[1], 'stream', out.rings and out.m[7], 'list'})
   if key then return {-7, key} end
-  out.readers = out.kind ~= 'out' or call('HEXISTS', out[2], 'readers') == 1
+  out.head, out.sub, out.bytes = tonumber(out.m[1] or 0), tonumber(out.m[2] or 0), tonumber(out.m[3] or 0)
+  out.readers = out.kind ~= 'out' or out.m[9]
   if out.readers then
     local data = false
     for e = 0, out.n - 1 do data = data or ARGV[out.at + 4 * e] == 'D' end
-    local records, bytes = backlog(out[2])
-    if data and (records >= limit_records or bytes >= limit_bytes) then
+    if data and (records_behind(out.head, out.m[4], out.m[5]) >= limit_records or out.bytes >= limit_bytes) then
+      if foreign({out[4], 'hash'}) then return {-7, out[4]} end
       call('HDEL', meta, 'ring')
       call('HSET', out[4], meta, '1')
       call('HSET', meta, 'ring', 'w')
@@ -65,13 +75,17 @@ for i = 1, count do
   at = out.at + 4 * out.n
 end
 
-call('XTRIM', inbox, 'MINID', ARGV[4])
-local function sum(a, b) return int(tonumber(a or 0) + tonumber(b)) end
-call('HSET', meta, 'pos', ARGV[4], 'rec', ARGV[5], 'bytes', int(math.max(0, tonumber(m[4] or 0) - tonumber(ARGV[12]))),
-  'taken', sum(m[5], ARGV[16]), 'emitted', sum(m[6], ARGV[17]), 'filtered', sum(m[7], ARGV[18]),
-  'late', sum(m[8], ARGV[19]), 'dead', sum(m[9], ARGV[20]))
-if meta_n > 0 then call('HSET', meta, unpack(ARGV, meta_at, meta_at + meta_n - 1)) end
-if log_n > 0 then call('HSET', log, unpack(ARGV, log_at, log_at + log_n - 1)) end
+-- A commit of nothing only reads on.
+local head, sub = tonumber(m[10] or 0), tonumber(m[11] or 0)
+local bytes = math.max(0, tonumber(m[4] or 0) - tonumber(ARGV[12]))
+local fields = {}
+if ARGV[4] ~= ARGV[2] or ARGV[5] ~= ARGV[3] or meta_n + log_n + #writes + #outs > 0 then
+  call('XTRIM', inbox, 'MINID', ARGV[4])
+  local function sum(a, b) return int(tonumber(a or 0) + tonumber(b)) end
+  fields = {'pos', ARGV[4], 'rec', ARGV[5], 'bytes', int(bytes), 'taken', sum(m[5], ARGV[16]), 'emitted', sum(m[6], ARGV[17]),
+    'filtered', sum(m[7], ARGV[18]), 'late', sum(m[8], ARGV[19]), 'dead', sum(m[9], ARGV[20]),
+    unpack(ARGV, meta_at, meta_at + meta_n - 1)}
+end
 for _, write in ipairs(writes) do
   for i = write[3], write[3] + write[4] - 1, 4000 do
     local j_ = math.min(i + 3999, write[3] + write[4] - 1)
@@ -84,53 +98,50 @@ for _, write in ipairs(writes) do
 end
 local sender = ARGV[7]
 for _, out in ipairs(outs) do
-  local last = tonumber(call('HGET', out[3], sender) or 0)
+  local last = tonumber(out.last or 0)
   for e = 0, out.n - 1 do
     local kind, n, watermark, payload = unpack(ARGV, out.at + 4 * e, out.at + 4 * e + 3)
-    n = tonumber(n)
+    local id = int(out.head + 1) .. '-' .. int(out.sub)
     if kind == 'D' then
-      put(out[1], out[2], '["D","' .. sender .. '",' .. int(last + 1) .. ',' .. int(n) .. ',' .. watermark .. ',' .. j[2] .. ',[]]', payload, n)
-      last = last + n
-    elseif kind == 'W' then
-      put(out[1], out[2], '["W","' .. sender .. '",' .. watermark .. ']', nil, 0)
+      n = tonumber(n)
+      call('XADD', out[1], id, 'h', '["D","' .. sender .. '",' .. int(last + 1) .. ',' .. int(n) .. ',' .. watermark .. ','
+        .. j[2] .. ',[]]', 'd', payload)
+      last, out.head, out.sub, out.bytes = last + n, out.head + n, 0, out.bytes + #payload
     else
-      put(out[1], out[2], '["E","' .. sender .. '"]', nil, 0)
+      call('XADD', out[1], id, 'h', kind == 'W' and '["W","' .. sender .. '",' .. watermark .. ']' or '["E","' .. sender .. '"]')
+      out.sub = out.sub + 1
     end
   end
   call('HSET', out[3], sender, int(last))
+  local fields = {'head', int(out.head), 'sub', int(out.sub), 'bytes', int(out.bytes)}
+  if out.rings then
+    fields[7], fields[8] = 'ring', '1'
+    call('LPUSH', out.m[7], out.m[8])
+  end
+  call('HSET', out[2], unpack(fields))
   if not out.readers then keep_newest(out[1], out[2], limit_records, limit_bytes) end
-  ring(out[2])
 end
-if call('EXISTS', waiting) == 1 then
-  local records, bytes = backlog(meta)
-  if records <= low * limit_records and bytes <= low * limit_bytes then wake(waiting) end
+if log_n > 0 then call('HSET', log, unpack(ARGV, log_at, log_at + log_n - 1)) end
+
+local entries = mode == 'more' and read_on(inbox, ARGV[9], ARGV[10], ARGV[11], bytes) or {}
+-- Whoever read ahead and holds entries is still at work: only an empty inbox clears the flag.
+local is_idle = mode == 'more' and #entries == 0 and ARGV[4] == int(head + 1) .. '-' .. int(sub)
+if is_idle then
+  call('HDEL', meta, 'ring')
+elseif m[14] ~= '1' and (mode == 'yield' or #entries > 0) then
+  call('HDEL', meta, 'ring')
+  fields[#fields + 1], fields[#fields + 2] = 'ring', '1'
+end
+if #fields > 0 then call('HSET', meta, unpack(fields)) end
+if waiters > 0 and records_behind(head, ARGV[4], ARGV[5]) <= low * limit_records and bytes <= low * limit_bytes then
+  wake(waiting)
 end
 
-if ARGV[8] == 'keep' then return {3} end
-if ARGV[8] == 'yield' then
-  local h = call('HMGET', meta, 'queue', 'ticket')
-  call('HSET', meta, 'ring', '1')
-  call('LPUSH', h[1], h[2])
+if mode == 'keep' then return {3} end
+if mode == 'yield' then
+  call('LPUSH', m[12], m[13])
   return {2}
 end
--- Entry ids count records, so a bound by records is a bound by id.
-local bound = int(tonumber(string.match(ARGV[9], '^(%d+)-')) + tonumber(ARGV[10]) - 1)
-local few = tonumber(call('HGET', meta, 'bytes')) <= tonumber(ARGV[11]) and 4096 or 16
-local entries, held, from = {}, 0, ARGV[9]
-repeat
-  local page = call('XRANGE', inbox, from, bound, 'COUNT', few)
-  for _, entry in ipairs(page) do
-    entries[#entries + 1] = entry
-    if entry[2][4] then held = held + #entry[2][4] end
-  end
-  if #page > 0 then from = '(' .. page[#page][1] end
-until #page < few or held >= tonumber(ARGV[11])
-if #entries > 0 then
-  call('HSET', meta, 'ring', '1')
-  return {1, entries}
-end
--- Whoever read ahead and holds entries is still at work: only an empty inbox clears the flag.
-local h = call('HMGET', meta, 'head', 'sub')
-if ARGV[4] ~= int(tonumber(h[1]) + 1) .. '-' .. h[2] then return {3} end
-call('HDEL', meta, 'ring')
-return {0}
+if is_idle then return {0} end
+if #entries == 0 then return {3} end
+return {1, entries}

@@ -1,16 +1,14 @@
 -- Registers a job with its partitions. Nothing is changed if it exists.
--- KEYS: job, jobs, control, then the meta of each partition
+-- KEYS: job, jobs, control, removing, then the meta of each partition
 -- ARGV: job id, plan, server run id
--- Returns {1} created, {0, state} exists, {2} a job of this id was removed and not all of it is gone
+-- Returns {1} created, {0, state} exists, {2} a job of this id is being removed
 local state = call('HGET', KEYS[1], 'state')
 if state then return {0, state} end
-for i = 3, #KEYS do
-  if call('EXISTS', KEYS[i]) == 1 then return {2} end
-end
+if call('EXISTS', KEYS[4]) == 1 then return {2} end
 local made = now(KEYS[1])
 call('HSET', KEYS[1], 'plan', ARGV[2], 'state', 'running', 'made_at', int(made), 'changed_at', int(made), 'generation', '0',
   'table', '1', 'run_id', ARGV[3], 'gate', 'open', 'reason', '')
 call('ZADD', KEYS[2], int(made), ARGV[1])
-for i = 4, #KEYS do call('HSET', KEYS[i], 'pos', '1-0', 'rec', '0', 'head', '0', 'sub', '0', 'bytes', '0', 'term', '0') end
+for i = 5, #KEYS do call('HSET', KEYS[i], 'pos', '1-0', 'rec', '0', 'head', '0', 'sub', '0', 'bytes', '0', 'term', '0') end
 call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'kind', 'Created')
 return {1}

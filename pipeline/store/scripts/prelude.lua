@@ -12,11 +12,33 @@ local function now(key)
   return math.max(ms, tonumber(call('HGET', key, 'now') or 0))
 end
 
+-- Records from a position (entry, record) on, in an inbox with `head` records so far.
+local function records_behind(head, entry, record)
+  local first = tonumber(string.match(entry or '1-0', '^(%d+)-'))
+  return math.max(0, tonumber(head or 0) + 1 - first - tonumber(record or 0))
+end
+
 -- Records in an inbox that its owner has not committed, and their bytes.
 local function backlog(meta)
   local h = call('HMGET', meta, 'head', 'pos', 'rec', 'bytes')
-  local first = tonumber(string.match(h[2] or '1-0', '^(%d+)-'))
-  return math.max(0, tonumber(h[1] or 0) + 1 - first - tonumber(h[3] or 0)), tonumber(h[4] or 0)
+  return records_behind(h[1], h[2], h[3]), tonumber(h[4] or 0)
+end
+
+-- Entries from an id on, of about `records` records and `bytes`. Entry ids count records, so a bound by records is a bound
+-- by id. `held`: bytes in the inbox.
+local function read_on(inbox, from, records, bytes, held)
+  local bound = int(tonumber(string.match(from, '^(%d+)-')) + tonumber(records) - 1)
+  local few = held <= tonumber(bytes) and 4096 or 16
+  local entries, size = {}, 0
+  repeat
+    local page = call('XRANGE', inbox, from, bound, 'COUNT', few)
+    for _, entry in ipairs(page) do
+      entries[#entries + 1] = entry
+      if entry[2][4] then size = size + #entry[2][4] end
+    end
+    if #page > 0 then from = '(' .. page[#page][1] end
+  until #page < few or size >= tonumber(bytes)
+  return entries
 end
 
 -- Pushes the partition's ticket unless one exists, or its owner is at work, or it waits for a full inbox.

