@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pipeline.addresses import checked_address, without_secrets
+from pipeline.addresses import checked_address
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.plan import PRODUCER_FORMAT
+from pipeline.sinks.secrets import without_secrets
 from pipeline.validation import absolute_path, check_function, checked_seconds, is_unicode, suggestion
 
 READERS: Final = ("auto", "local", "spark")

@@ -99,9 +99,13 @@ class Following:
             self._feed.complete(len(self._ended))
             return SourceSummary(len(self._ended), self._records)
         finally:
-            for strand in self._strands.values():
-                strand.close()
-            self._source.close()
+            self.close()
+
+    def close(self) -> None:
+        """Lets go of what is open. Never raises."""
+        for strand in self._strands.values():
+            strand.close()
+        self._source.close()
 
     def round(self) -> bool:
         """Looks for splits, and reads a portion of each that is due; False when there was nothing to read."""

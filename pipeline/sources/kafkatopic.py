@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.addresses import find_address
 from pipeline.errors import CeleriacError, EnvironmentFault, InputError, SourceAway
 from pipeline.graph import SourceSpec
 from pipeline.records import Batch
+from pipeline.sinks.secrets import value_of
 from pipeline.sources.endless import After, Portion, nothing
 from pipeline.sources.feed import BATCH_BYTES, BATCH_RECORDS, FAULT_CHARACTERS
 from pipeline.store.foreignstream import text_or_bytes
@@ -65,7 +65,7 @@ class KafkaTopic:
         self.topic: str = spec.options["topic"]
         self.options = spec.options
         self._servers: str = spec.options["servers"]
-        self._config = {name: find_address(text, "read.kafka") for name, text in spec.secrets.items()}
+        self._config = {name: value_of(text, "read.kafka") for name, text in spec.secrets.items()}
         self._clock = clock
         self._consumer: Any = None
         self._look_at = 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pipeline.addresses import find_address
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
+from pipeline.sinks.secrets import value_of
 from pipeline.sources.csvrows import growing_format
 from pipeline.sources.endless import Memory, Source
 from pipeline.sources.formats import JsonLinesFormat, TextFormat
@@ -31,14 +31,14 @@ def open_source(spec: SourceSpec, memory: Memory, clock: Callable[[], float] = t
             from pipeline.sources.sqlrows import SqlRows, SqlTable  # SQLAlchemy is an extra
 
             table = SqlTable(spec.options["table"], tuple(spec.options["columns"]))
-            return SqlRows(find_address(spec.secrets["url"], "read.sql"), table, spec.options["poll_seconds"])
+            return SqlRows(value_of(spec.secrets["url"], "read.sql"), table, spec.options["poll_seconds"])
         case "redis_stream":
             from pipeline.sources.redisstream import (
                 RedisStream,
                 StreamOptions,
             )  # the store, which other sources do not need here
 
-            url = find_address(spec.secrets["url"], "read.redis_stream")
+            url = value_of(spec.secrets["url"], "read.redis_stream")
             return RedisStream(url, StreamOptions(**spec.options))
         case "kafka":
             from pipeline.sources.kafkatopic import KafkaTopic  # confluent-kafka is an extra

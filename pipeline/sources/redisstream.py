@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.addresses import without_secrets
-from pipeline.errors import InputError, SourceAway, StoreError, StoreUnavailable
+from pipeline.errors import ForeignData, InputError, SourceAway, StoreError, StoreUnavailable
 from pipeline.records import Batch
+from pipeline.sinks.secrets import without_secrets
 from pipeline.sources.endless import After, Portion, nothing
 from pipeline.sources.feed import BATCH_BYTES, BATCH_RECORDS
 from pipeline.store.foreignstream import ForeignStream, StreamPage, fields_as_text, id_order
@@ -84,6 +84,8 @@ class StreamReader:
             page = self._stream.page(self._last, self._count)
         except StoreUnavailable as error:
             raise SourceAway(f"{self._where} cannot be read: {error}") from error
+        except ForeignData as error:
+            raise InputError(f"{self._where} is no stream: {error.__cause__}", hint="check the key") from error
         except StoreError as error:
             raise InputError(f"{self._where} cannot be read: {error}", hint=error.hint) from error
         if not page.newest:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.addresses import without_secrets
 from pipeline.errors import CeleriacError, EnvironmentFault, InputError, SourceAway
 from pipeline.records import Batch
+from pipeline.sinks.secrets import without_secrets
 from pipeline.sources.endless import After, Portion, nothing
 from pipeline.sources.feed import BATCH_BYTES, BATCH_RECORDS
 from pipeline.sources.sqlvalues import as_position, from_position, plain, size_of

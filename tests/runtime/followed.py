@@ -13,7 +13,10 @@ from pipeline.plan import is_endless
 from pipeline.settings import Limits
 from pipeline.sources.following import Following
 from pipeline.sources.opening import open_source
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
 from pipeline.store.patience import Patience
+from pipeline.store.scripts import Scripts
 from pipeline.store.senders import Feed, FeedAddress
 from tests.runtime.harness import FlakyScripts, LocalJob
 
@@ -21,12 +24,25 @@ from tests.runtime.harness import FlakyScripts, LocalJob
 class Follow:
     """A job with one followed source, and its feeder, which is moved round by round and may die at any call."""
 
-    def __init__(self, redis_url: str, spec: SourceSpec, partitions: int = 2, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        spec: SourceSpec,
+        *,
+        partitions: int = 2,
+        limits: Limits | None = None,
+        job: str = "j",
+        fresh: bool = False,
+    ) -> None:
+        """`fresh`: an earlier job of that name is removed."""
         self.spec = spec
         self.slept = 0.0
+        if fresh:
+            with connect(redis_url) as client:
+                JobStore(Scripts(client)).erase(job)
         flow = Pipeline("followed")
         flow.source(spec, name="in").sink(write.stream("out"), name="out")
-        self.job = LocalJob(redis_url, flow, partitions=partitions, limits=limits)
+        self.job = LocalJob(redis_url, flow, partitions=partitions, limits=limits, job=job)
         self.job.assign()
         self.scripts = FlakyScripts(self.job.client)
         self.time = Patience(outage_seconds=0.0, clock=lambda: self.slept, sleep=self._sleep, rng=random.Random(1))
@@ -41,6 +57,8 @@ class Follow:
 
     def start(self) -> Following:
         """A feeder that knows nothing but what Redis tells it."""
+        if self.feeder is not None:
+            self.feeder.close()
         feed = self.feed()
         source = open_source(self.spec, feed, lambda: self.slept)
         endless = is_endless(self.spec.format, self.spec.options)
@@ -54,9 +72,9 @@ class Follow:
             try:
                 (self.feeder or self.start()).round()
             except StoreUnavailable:
-                self.feeder = None
+                self.start()
             except InboxFull:  # it dies in the middle of a batch
-                self.feeder = None
+                self.start()
                 self.job.run_until_idle()
 
     def until(self, predicate: Callable[[], bool], rounds: int = 500) -> None:
@@ -71,4 +89,6 @@ class Follow:
         return self.job.values()
 
     def close(self) -> None:
+        if self.feeder is not None:
+            self.feeder.close()
         self.job.__exit__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import EnvironmentFault, InputError, PipelineError
 from pipeline.plan import compile_plan
 from pipeline.settings import Limits
+from tests.e2e.chaos import wait_until
 from tests.runtime.followed import Follow
 
 
@@ -149,7 +152,7 @@ def test_a_key_that_holds_no_stream_ends_the_job(
 ) -> None:
     client.set("theirs", "text")
 
-    with pytest.raises(InputError, match="the stream 'theirs' on .* cannot be read: .*WRONGTYPE"):
+    with pytest.raises(InputError, match=r"the stream 'theirs' on .* is no stream: WRONGTYPE"):
         follow(read.redis_stream(redis_url, "theirs")).start().round()
 
 
@@ -163,7 +166,8 @@ def test_a_redis_that_is_away_is_waited_for(
             add(theirs, 1, 2)
         one = follow(read.redis_stream(server.url, "theirs"))
         one.rounds(3)
-        server.stop()
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not server.is_alive(), "the server has died")
         one.rounds(5)
         assert "waiting for entries: the stream 'theirs'" in caplog.text
         server.restart()
@@ -196,7 +200,6 @@ def test_a_variable_that_is_not_set_is_named(redis_url: str, follow: Callable[..
     ("call", "words"),
     [
         (lambda: read.redis_stream("localhost", "k"), "the address has no scheme"),
-        (lambda: read.redis_stream("env:1", "k"), "names no variable"),
         (lambda: read.redis_stream("redis://h", ""), "key must be text"),
         (lambda: read.redis_stream("redis://h", "k", on_lost="skip"), "on_lost must be one of fail, continue"),
         (lambda: read.redis_stream("redis://h", "k", with_ids=1), "with_ids must be True or False"),  # type: ignore[arg-type]
