@@ -25,6 +25,9 @@ except ModuleNotFoundError as error:
 SQL_SPLIT: Final = "rows"
 """The one split of such a source."""
 
+FIRST_ROWS: Final = 100
+"""What is asked for before the size of a row is known."""
+
 # SQLSTATE classes and codes of PostgreSQL that a later attempt may not meet any more.
 _PASSING: Final = ("08", "40", "53", "55", "57", "58")
 _REFUSED: Final = ("no such table", "no such column", "syntax error", "ambiguous", "misuse")
@@ -118,13 +121,14 @@ class SqlRows:
 
 
 class SqlReader:
-    """Each read is one query, which ends by number of rows or by their bytes."""
+    """Each read is one query of so many rows as about BATCH_BYTES hold, by the size of the rows before."""
 
     def __init__(self, source: SqlRows, table: SqlTable, position: Any) -> None:
         self._source = source
         self._columns = table.columns
         self._last = None if position is None else from_position(position)
         self._from = _from_clause(table)
+        self._limit = FIRST_ROWS
 
     def read(self) -> Portion:
         try:
@@ -136,27 +140,20 @@ class SqlReader:
         """The engine keeps its connection for the next reader."""
 
     def _read(self) -> Portion:
-        rows: list[dict[str, Any]] = []
-        positions: list[list[Any]] = []
-        size = 0
         with self._source.engine.connect() as connection:
-            options = {"stream_results": True, "max_row_buffer": 500}
-            result = connection.execution_options(**options).execute(self._query())
+            result = connection.execute(self._query())
             names = list(result.keys())
-            places = [_index(names, column) for column in self._columns]
-            for row in result:
-                self._last = tuple(row[place] for place in places)
-                positions.append(as_position(self._last, self._columns))
-                rows.append({name: plain(value) for name, value in zip(names, row, strict=True)})
-                size += sum(map(size_of, row))
-                if size >= BATCH_BYTES:
-                    break
-            result.close()
-        if not rows:
+            found = result.all()
+        if not found:
             return nothing(After.WAITING)
-        is_full = len(rows) == BATCH_RECORDS or size >= BATCH_BYTES
-        after = After.MORE if is_full else After.WAITING
-        return Portion(Batch(rows), after, positions.__getitem__, lambda index: f"row behind {positions[index]}")
+        places = [_index(names, column) for column in self._columns]
+        positions = [as_position(tuple(row[place] for place in places), self._columns) for row in found]
+        rows = [{name: plain(value) for name, value in zip(names, row, strict=True)} for row in found]
+        self._last = tuple(found[-1][place] for place in places)
+        after = After.MORE if len(rows) == self._limit else After.WAITING
+        size = sum(size_of(value) for row in found for value in row)
+        self._limit = max(1, min(2 * self._limit, BATCH_RECORDS, len(rows) * BATCH_BYTES // max(size, 1)))
+        return Portion(Batch(rows), after, positions.__getitem__, lambda index: f"row at {positions[index]}")
 
     def _query(self) -> Any:
         columns: list[Any] = [sa.column(name) for name in self._columns]
@@ -164,7 +161,7 @@ class SqlReader:
         query = query.where(*(column.is_not(None) for column in columns))
         if self._last is not None:
             query = query.where(_behind(columns, self._last))
-        return query.order_by(*columns).limit(BATCH_RECORDS)
+        return query.order_by(*columns).limit(self._limit)
 
 
 def check_table(inspector: Any, table: SqlTable) -> None:
