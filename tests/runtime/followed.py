@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -77,11 +78,14 @@ class Follow:
                 self.start()
                 self.job.run_until_idle()
 
-    def until(self, predicate: Callable[[], bool], rounds: int = 500) -> None:
+    def until(self, predicate: Callable[[], bool], rounds: int = 2_000, pause: bool = False) -> None:
+        """Rounds until it is true. `pause`: what is read from works in threads of its own, and needs some time."""
         for _ in range(rounds):
             if predicate():
                 return
             self.rounds()
+            if pause:
+                threading.Event().wait(0.02)
         raise AssertionError(f"not true after {rounds} rounds; there is {self.values()[-20:]}")
 
     def values(self) -> list[Any]:
