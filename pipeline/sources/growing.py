@@ -20,7 +20,7 @@ from pipeline.errors import InputError, SourceAway
 from pipeline.sources.endless import After, Memory, Portion, Reader, nothing
 from pipeline.sources.filemarks import find_mark
 from pipeline.sources.growingfile import FormatOf, GrowingFile
-from pipeline.sources.splits import COMPRESSED, UNREADABLE, is_visible
+from pipeline.sources.splits import COMPRESSED, HIDDEN, UNREADABLE
 
 ABANDONED_SECONDS: Final = 30.0
 """How long a file that has left is watched after its last change; then its last line counts as whole."""
@@ -34,12 +34,15 @@ FORGET_SECONDS: Final = 7 * 86_400.0
 _LOOK_SHARE: Final = 10
 """Looking through folders takes at most one part in so many of the time."""
 
+_NOT_FOLLOWED: Final = (*COMPRESSED, *UNREADABLE)
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
 
 Key = tuple[int, int]
 """Device and inode."""
+
+Found = dict[Key, tuple[str, os.stat_result]]
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class Growing:
 
     files: GrowingFiles = field(repr=False)
     key: Key
-    path: Path
+    path: str
     name: str
     is_given: bool = False
     is_held: bool = False
@@ -248,21 +251,25 @@ class GrowingFiles:
                 _log.warning("%s is gone; what was not read of it is lost", file.path)
             self.drop(file)
 
-    def _take_in(self, found: dict[Key, tuple[Path, os.stat_result]]) -> None:
-        for key, (path, facts) in sorted(found.items(), key=lambda item: (item[1][1].st_mtime_ns, item[1][0])):
+    def _take_in(self, found: Found) -> None:
+        new = []
+        for key, (path, facts) in found.items():
             file = self._files.get(key)
             if file is None:
-                file = self._add(key, path, self._known_name(path, key[1]) or self.next_name(key))
+                new.append((facts.st_mtime_ns, path, key))
+                continue
             file.path, file.left_at = path, None
             if file.at_rest is not None and file.at_rest != (facts.st_size, facts.st_mtime_ns):
                 file.at_rest = None
+        for _, path, key in sorted(new):
+            self._add(key, path, self._known_name(path, key[1]) or self.next_name(key))
 
-    def _add(self, key: Key, path: Path, name: str) -> Growing:
+    def _add(self, key: Key, path: str, name: str) -> Growing:
         self._gone.pop(name, None)
         file = self._files[key] = Growing(self, key, path, name)
         return file
 
-    def _known_name(self, path: Path, inode: int) -> str | None:
+    def _known_name(self, path: str, inode: int) -> str | None:
         """The newest content of the inode that this file holds the read part of."""
         names = self._names.get(inode)
         if not names:
@@ -279,12 +286,12 @@ class GrowingFiles:
         finally:
             os.close(descriptor)
 
-    def _found(self) -> dict[Key, tuple[Path, os.stat_result]]:
+    def _found(self) -> Found:
         """The files of the pattern. Raises SourceAway."""
-        found: dict[Key, tuple[Path, os.stat_result]] = {}
+        found: Found = {}
         for path in self._paths():
             try:
-                facts = path.stat()
+                facts = os.stat(path)  # noqa: PTH116 - of thousands of files, several times a second
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -295,7 +302,7 @@ class GrowingFiles:
                 raise InputError(f"{path} is no ordinary file", hint="what a pipe gives, `celeriac produce` can send")
         return found
 
-    def _paths(self) -> list[Path]:
+    def _paths(self) -> Iterable[str]:
         path = Path(self.pattern)
         if self._is_single is None and path.exists():
             self._is_single = not path.is_dir()
@@ -304,36 +311,39 @@ class GrowingFiles:
                 if path.is_dir():
                     raise SourceAway(f"{path} is a folder now", hint="put the file back")
                 path.parent.stat()
-                return [path]
+                return [self.pattern]
             if path.is_dir():
-                return self._readable(Path(entry.path) for entry in os.scandir(path))
+                return self._readable(entry.path for entry in os.scandir(path))
             if not glob.has_magic(self.pattern):
                 raise SourceAway(f"{path} is not there", hint="it is read as soon as it is")
             next(each for each in path.parents if not glob.has_magic(str(each))).stat()
         except OSError as error:
             raise SourceAway(f"{path} cannot be looked at: {error.strerror}") from error
-        return self._readable(map(Path, glob.iglob(self.pattern, recursive=True)))  # noqa: PTH207 - as in splits
+        return self._readable(glob.iglob(self.pattern, recursive=True))  # noqa: PTH207 - as in splits
 
-    def _readable(self, paths: Iterator[Path]) -> list[Path]:
+    def _readable(self, paths: Iterator[str]) -> list[str]:
         """Without hidden files, and without compressed ones: those are old logs, or cannot be read by offset."""
         found = []
         for path in paths:
-            if is_visible(path):
-                if path.suffix in COMPRESSED or path.suffix in UNREADABLE:
-                    self._tell_once(f"{path.suffix} files are not followed, for example {path}", path.suffix)
-                else:
-                    found.append(path)
+            name = path.rpartition("/")[2]
+            if name.startswith(HIDDEN):
+                continue
+            if name.endswith(_NOT_FOLLOWED):
+                suffix = Path(name).suffix
+                self._tell_once(f"{suffix} files are not followed, for example {path}", suffix)
+            else:
+                found.append(path)
         return found
 
     def _elsewhere(
-        self, inodes: set[int], found: Iterable[tuple[Path, os.stat_result]]
-    ) -> Iterator[tuple[Path, os.stat_result]]:
+        self, inodes: set[int], found: Iterable[tuple[str, os.stat_result]]
+    ) -> Iterator[tuple[str, os.stat_result]]:
         """Files beside those of the pattern that have one of these inodes: they were renamed out of it."""
         if not inodes:
             return
-        folders = {path.parent for path, _ in found}
-        parent = Path(self.pattern).parent
-        if not glob.has_magic(str(parent)):
+        folders = {path.rpartition("/")[0] or "/" for path, _ in found}
+        parent = str(Path(self.pattern).parent)
+        if not glob.has_magic(parent):
             folders.add(parent)
         for folder in folders:
             try:
@@ -342,7 +352,7 @@ class GrowingFiles:
                     facts = entry.stat()
                     if stat.S_ISREG(facts.st_mode):
                         inodes = inodes - {facts.st_ino}
-                        yield Path(entry.path), facts
+                        yield entry.path, facts
             except OSError as error:
                 _log.info("%s cannot be searched: %s", folder, error.strerror)
 
@@ -352,7 +362,7 @@ class GrowingFiles:
             _log.warning("%s", text)
 
 
-def _cannot_open(path: Path, error: OSError) -> SourceAway:
+def _cannot_open(path: str, error: OSError) -> SourceAway:
     return SourceAway(f"{path} cannot be opened: {error.strerror}", hint="check the file and its permissions")
 
 

@@ -34,7 +34,7 @@ class Watched(Protocol):
     """What the source knows of a file while it is read."""
 
     @property
-    def path(self) -> Path:
+    def path(self) -> str:
         """Where it is now, or was seen last."""
 
     def note_change(self) -> None:
@@ -142,7 +142,7 @@ class GrowingFile:
         """The records of these bytes, which are behind the mark; it moves behind them."""
         before = self._mark
         if before.offset == 0:
-            check_start(self._file.path, data[:2])
+            check_start(Path(self._file.path), data[:2])
         if self._long_bytes:
             return self._long_line(data, after)
         self._mark = before.after(data)
@@ -190,14 +190,14 @@ class GrowingFile:
 
     def _by_header(self, line: bytes) -> LineFormat:
         assert self._formats.by_header is not None  # there is one where no format is fixed
-        return self._formats.by_header(self._file.path, line)
+        return self._formats.by_header(Path(self._file.path), line)
 
 
 @dataclass(frozen=True, slots=True)
 class _Offsets:
     """A `pipeline.sources.formats.LinePlaces`: lines that are known by the byte at which they begin."""
 
-    path: Path
+    path: str
     starts: Sequence[int]
 
     def __getitem__(self, index: int) -> str:

@@ -19,6 +19,9 @@ SPLIT_BYTES: Final = 8 << 20
 COMPRESSED: Final = frozenset({".gz", ".bz2"})
 """File name endings whose files are unpacked while reading and are one split each."""
 
+HIDDEN: Final = ("_", ".")
+"""How names begin that folders and globs leave out."""
+
 UNREADABLE: Final = frozenset({".deflate", ".lz4", ".snappy", ".xz", ".zip", ".zst"})
 
 
@@ -68,12 +71,12 @@ def find_files(pattern: str | Path) -> list[Path]:
     if path.is_file():
         found = [path]
     elif path.is_dir():
-        found = [entry for entry in _entries(path) if is_visible(entry) and entry.is_file()]
+        found = [entry for entry in _entries(path) if _is_visible(entry) and entry.is_file()]
         if not found:
             raise InputError(f"the folder {text} has no files to read", hint="name a folder or glob with files in it")
     else:
         names = glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
-        found = [entry for entry in map(Path, names) if is_visible(entry) and entry.is_file()]
+        found = [entry for entry in map(Path, names) if _is_visible(entry) and entry.is_file()]
         if not found:
             raise InputError(f"{text}: there is no such file or folder", hint="check the path of the source")
     return sorted(_checked(entry) for entry in found)
@@ -109,9 +112,8 @@ def _entries(folder: Path) -> list[Path]:
         raise InputError(f"the folder {folder} cannot be read: {error.strerror}") from error
 
 
-def is_visible(path: Path) -> bool:
-    """False for names that folders and globs leave out."""
-    return not path.name.startswith(("_", "."))
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith(HIDDEN)
 
 
 def _checked(path: Path) -> Path:
