@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.lifecycle import JobState
@@ -12,7 +12,7 @@ from pipeline.positions import Position
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it is registered. Times are server milliseconds."""
+    """A job as it is registered. Times are server milliseconds. `waits`: source -> what it waits for just now."""
 
     job: str
     plan: Plan
@@ -25,6 +25,7 @@ class JobRecord:
     run_id: str
     gate: str
     completed_sources: frozenset[str]
+    waits: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

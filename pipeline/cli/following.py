@@ -6,12 +6,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from pipeline.cli.console import Console
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.progress import stage_rows
+from pipeline.cli.reports import waiting_sources
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server
 from pipeline.errors import JobStateError, StoreUnavailable
@@ -98,6 +99,7 @@ class Follower:
     is_drained: bool = False
     _has_asked: bool = False
     _pressure: str = ""
+    _waits: dict[str, str] = field(default_factory=dict)
     _memory_at: float = -math.inf
 
     def until_ended(self) -> JobFacts:
@@ -121,6 +123,7 @@ class Follower:
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
                     if facts is not None:
                         self._note(facts, history)
+                        self._tell_waits(waiting_sources(facts.record))
                         self._look_at_memory(now, facts)
                         if facts.record.state not in WORKING:
                             return facts
@@ -144,6 +147,14 @@ class Follower:
             was_dead = self.node.revive()
         if was_dead:
             self.screen.warn("the node process died and was started again")
+
+    def _tell_waits(self, waits: dict[str, str]) -> None:
+        before, self._waits = self._waits, waits
+        for source, why in waits.items():
+            if before.get(source) != why:
+                self.screen.warn(f"source {source} waits: {why}")
+        for source in before.keys() - waits.keys():
+            self.screen.note(f"source {source} waits no more")
 
     def _look_at_memory(self, now: float, facts: JobFacts) -> None:
         """A Redis without room stops the job, or its input, without any error: everybody waits."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.facts import JobFacts, JobRecord
+from pipeline.lifecycle import JobState
 from pipeline.plan import SinkPlan
 from pipeline.sinks.publisher import Published
 from pipeline.store.jobs import DeadLetter
@@ -75,6 +76,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
@@ -88,6 +90,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
         **job_json(facts.record),
         "now_ms": facts.now_ms,
         "leader": facts.leader,
+        "waiting_sources": waiting_sources(facts.record),
         "workers": [
             {"name": each.name, "age_seconds": each.age_seconds, "is_reported_dead": each.is_reported_dead}
             for each in facts.workers
@@ -114,6 +117,11 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
             for letter in letters[:SHOWN_LETTERS]
         ],
     }
+
+
+def waiting_sources(record: JobRecord) -> dict[str, str]:
+    """Source -> what it waits for, where the job still reads."""
+    return record.waits if record.state is JobState.RUNNING else {}
 
 
 def job_line(record: JobRecord) -> str:

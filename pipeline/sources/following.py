@@ -6,6 +6,7 @@ So it may be killed at any moment, and its successor goes on exactly there. What
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,19 +53,28 @@ class Strand:
 
 @dataclass(slots=True)
 class Troubles:
-    """Tells of what is away: at first, again after a while, and when it is over. `what` -> when it was told last."""
+    """Logs what is away: at first, again after a while, and when it is over; and has `tell` say it as it is now.
 
-    told_at: dict[str, float] = field(default_factory=dict)
+    known: what -> (why, when it was logged last).
+    """
+
+    tell: Callable[[str], None]
+    known: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def begin(self, what: str, error: CeleriacError, now: float) -> None:
-        if now - self.told_at.get(what, -_TELL_SECONDS) >= _TELL_SECONDS:
-            self.told_at[what] = now
-            hint = f" ({error.hint})" if error.hint else ""
-            _log.warning("waiting for %s: %s%s", what, error, hint)
+        why = f"{error} ({error.hint})" if error.hint else str(error)
+        before, logged_at = self.known.get(what, ("", -_TELL_SECONDS))
+        if now - logged_at >= _TELL_SECONDS:
+            logged_at = now
+            _log.warning("waiting for %s: %s", what, why)
+        self.known[what] = (why, logged_at)
+        if why != before:
+            self.tell(why)
 
     def end(self, what: str) -> None:
-        if self.told_at.pop(what, None) is not None:
+        if self.known.pop(what, None) is not None:
             _log.info("%s is there again", what)
+            self.tell(next((why for why, _ in self.known.values()), ""))
 
 
 class Following:
@@ -80,7 +90,8 @@ class Following:
         self._endless = endless
         self._time = patience or Patience()
         self._strands: dict[str, Strand] = {}
-        self._troubles = Troubles()
+        self._troubles = Troubles(feed.tell_wait)
+        self._is_new = True
         self._ended: set[str] = set()
         self._records = 0
         self._look_at = self._state_at = self._forget_at = 0.0
@@ -110,6 +121,9 @@ class Following:
     def round(self) -> bool:
         """Looks for splits, and reads a portion of each that is due; False when there was nothing to read."""
         now = self._time.clock()
+        if self._is_new:
+            self._is_new = False
+            self._feed.tell_wait("")  # what a feeder that was killed has said
         if now >= self._state_at:
             self._state_at = now + STATE_SECONDS
             if not self._feed.takes_input():

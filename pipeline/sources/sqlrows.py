@@ -191,7 +191,8 @@ def check_table(inspector: Any, table: SqlTable) -> None:
 
 def _from_clause(table: SqlTable) -> Any:
     if table.is_query:
-        return sa.text(f"({table.text.strip().rstrip(';')}) AS celeriac_rows")
+        query = table.text.strip().rstrip(";").replace(":", "\\:")  # a colon is no parameter here
+        return sa.text(f"({query}) AS celeriac_rows")
     schema, _, name = table.text.strip().rpartition(".")
     return sa.table(name, schema=schema or None)
 

@@ -226,6 +226,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             run_id=text["run_id"],
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
+            waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error

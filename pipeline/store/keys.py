@@ -22,7 +22,10 @@ def of_job(job: str) -> str:
 
 
 def job(job: str) -> str:
-    """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader."""
+    """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader.
+
+    `waits:source` -> what a source waits for. Written by its feeder.
+    """
     return of_job(job) + ":job"
 
 

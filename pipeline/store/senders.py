@@ -33,6 +33,8 @@ from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
 
+WAIT_CHARACTERS: Final = 500
+
 POSITION_BYTES: Final = 4096
 """The most that a position may have as JSON."""
 
@@ -101,6 +103,18 @@ class Feed:
         names = [keys.visitors(job), keys.job(job)]
         visitors = [lane.visitor for lane in lanes]
         answer = self._patience.through_outages(lambda: self._scripts.run("visit", names, visitors))
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}")
+
+    def tell_wait(self, text: str) -> None:
+        """Has the job's status say what this source waits for; with no text it waits no more.
+
+        Raises UnknownJob, StoreError.
+        """
+        job = self._address.job
+        answer = self._patience.through_outages(
+            lambda: self._scripts.run("waits", [keys.job(job)], [self._address.source, text[:WAIT_CHARACTERS]])
+        )
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.chaos import Run, Site, a_chance, read_rows
+from tests.e2e.chaos import Run, Site, a_chance, read_rows, wait_until
 
 FILES = """
 from pipeline import Pipeline, read, write
@@ -160,7 +160,11 @@ def test_a_table_that_does_not_exist_fails_the_job_with_a_hint(site: Site) -> No
 def test_what_is_not_there_yet_is_waited_for_until_ctrl_c(site: Site, text: str) -> None:
     site.write(text)
     run = site.start("flow.py", "--workers", "1")
-    run.child("source")
+    wait_until(lambda: "source lines waits: " in run.said(), "the run says that it waits")
+    job = run.link[1]
+    status = site.command("status", job, "--redis", run.address)
+    assert "waiting   lines: " in status.stdout
+    assert "is not there (it is read as soon as it is)" in status.stdout or "cannot be looked at" in status.stdout
     interrupt(run)
 
     run.finish(code=130)

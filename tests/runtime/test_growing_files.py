@@ -61,11 +61,26 @@ def test_a_file_that_is_not_there_yet_is_waited_for(
 ) -> None:
     one = follow(following(tmp_path / "log"))
     one.rounds(3)
-    assert "log is not there (it is read as soon as it is)" in caplog.text
+    why = f"{tmp_path / 'log'} is not there (it is read as soon as it is)"
+    assert why in caplog.text
+    assert one.job.jobs.read("j").waits == {"in": why}
 
     append(tmp_path / "log", "one\n")
 
     one.until(lambda: one.values() == ["one"])
+    assert one.job.jobs.read("j").waits == {}
+
+
+def test_what_a_feeder_waited_for_when_it_was_killed_is_not_said_for_ever(
+    follow: Callable[..., Follow], tmp_path: Path
+) -> None:
+    one = follow(following(tmp_path / "log"))
+    one.rounds(3)
+    append(tmp_path / "log", "one\n")
+    one.start()
+    one.rounds(3)
+
+    assert one.job.jobs.read("j").waits == {}
 
 
 def test_a_rotation_by_rename_loses_nothing_and_the_old_file_is_read_to_its_end_first(

@@ -99,13 +99,13 @@ def test_large_rows_end_a_piece_by_their_bytes(
 
 def test_a_query_is_read_like_a_table(follow: Callable[..., Follow], database: Database, database_url: str) -> None:
     database.add(1, 10)
-    query = "SELECT id, 'a:b %' AS mark FROM orders WHERE id > 7;"
+    query = "SELECT id, 'a :b %' AS mark FROM orders WHERE id > 7;"
     one = follow(read.sql(database_url, query, column="id"))
     one.rounds(3)
     database.add(11, 11)
     one.rounds(3)
 
-    assert one.values() == [{"id": number, "mark": "a:b %"} for number in (8, 9, 10, 11)]
+    assert one.values() == [{"id": number, "mark": "a :b %"} for number in (8, 9, 10, 11)]
 
 
 def test_two_columns_together_lose_no_row_of_an_equal_time(
