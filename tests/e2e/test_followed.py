@@ -179,3 +179,26 @@ def test_a_variable_that_is_not_set_is_told_before_anything_is_started(site: Sit
     run.finish(code=3)
 
     assert "in the variable SHOP_DB, which is not set" in run.said()
+
+
+def test_a_job_that_was_cancelled_goes_on_behind_what_it_had_read(site: Site) -> None:
+    site.write(FILES)
+    folder = site.root / "work" / "in"
+    folder.mkdir()
+    written(folder / "log", "f", 1, 500)
+    first = site.start("flow.py", "--workers", "1", "--job-id", "kept")
+    first.wait_for_taken(1_000)
+    first.process.send_signal(signal.SIGTERM)
+    first.finish(code=130)
+    written(folder / "log", "f", 501, 700)
+    (folder / "log").rename(folder / "log.1")
+    written(folder / "log", "g", 1, 10)
+
+    second = site.start("flow.py", "--workers", "1", "--job-id", "kept")
+    second.wait_for_taken(2 * 710)
+    interrupt(second)
+    second.finish(code=130)
+
+    rows = list(read_rows(site.root / "work" / "out"))
+    assert [row["value"] for row in rows if row["key"] == "f"] == list(range(1, 701))
+    assert [row["value"] for row in rows if row["key"] == "g"] == list(range(1, 11))
