@@ -58,6 +58,11 @@ def at_work(worker: WorkerFacts) -> frozenset[str]:
     return frozenset(name for name in slices if isinstance(name, str)) if isinstance(slices, list) else frozenset()
 
 
+def comes_back(worker: WorkerFacts) -> frozenset[str]:
+    """The partitions that it serves again by itself: it is at work there, or waits for a time."""
+    return at_work(worker) | frozenset(hand.partition for hand in hands(worker) if hand.why == "backoff")
+
+
 def waiting(worker: WorkerFacts) -> frozenset[str]:
     """The partitions of which it holds a finished step back, until the inbox that it found full has room."""
     return frozenset(hand.partition for hand in hands(worker) if hand.why == "full")

@@ -8,20 +8,26 @@ from pipeline.aggregates import Aggregation, count, maximum, mean, minimum, tota
 from pipeline.api import KeyedStream, Pipeline, Stream
 from pipeline.errors import CeleriacError, PipelineError
 from pipeline.kernel.contract import KeyedOperator
+from pipeline.policies import ErrorPolicy, dead_letter, fail, retry, skip
 
 __all__ = [
     "Aggregation",
     "CeleriacError",
+    "ErrorPolicy",
     "KeyedOperator",
     "KeyedStream",
     "Pipeline",
     "PipelineError",
     "Stream",
     "count",
+    "dead_letter",
+    "fail",
     "maximum",
     "mean",
     "minimum",
     "read",
+    "retry",
+    "skip",
     "total",
     "write",
 ]

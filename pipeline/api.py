@@ -33,6 +33,7 @@ from pipeline.graph import (
 )
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.kernel.operators import Aggregate, Last, Reduce, StatefulMap
+from pipeline.policies import ErrorPolicy, check_policy, dead_letter
 from pipeline.programs import checking
 
 
@@ -47,14 +48,21 @@ class Pipeline:
     State belongs to the name, so name the operators whose state must survive a change of the pipeline.
     """
 
-    def __init__(self, name: str) -> None:
-        """Raises PipelineError when the name is not 1 to 64 letters, digits, '_' or '-', a letter first."""
+    def __init__(self, name: str, on_error: ErrorPolicy | None = None) -> None:
+        """`on_error` is the policy of all stages that have none of their own: `dead_letter()` by default.
+
+        Raises PipelineError when the name is not 1 to 64 letters, digits, '_' or '-', a letter first.
+        """
         self.name = validation.check_name(name, "a pipeline")
+        self.on_error = check_policy(dead_letter() if on_error is None else on_error, f"the pipeline {name!r}")
         self._nodes: dict[str, Node] = {}
         self._made: Counter[str] = Counter()
 
-    def source(self, spec: SourceSpec, name: str | None = None) -> Stream:
-        """The records that `spec` reads, as made by the functions of `pipeline.read`."""
+    def source(self, spec: SourceSpec, name: str | None = None, on_error: ErrorPolicy | None = None) -> Stream:
+        """The records that `spec` reads, as made by the functions of `pipeline.read`.
+
+        `on_error` says what is done about records that fail from here to the next `key_by`, its function included.
+        """
         name = self._choose_name("source", name)
         if not isinstance(spec, SourceSpec):
             raise PipelineError(
@@ -62,7 +70,8 @@ class Pipeline:
                 hint="give it read.text(path), read.csv(path), read.iterable(items), ...",
             )
         validation.check_options(spec.options, f"the source {name!r}")
-        self._add("source", Source(name, spec))
+        policy = check_policy(self.on_error if on_error is None else on_error, f"the source {name!r}")
+        self._add("source", Source(name, spec, policy))
         return Stream(self, name)
 
     def graph(self) -> Graph:
@@ -222,20 +231,24 @@ class Stream:
         self.pipeline._add("union", Union(name, inputs))
         return Stream(self.pipeline, name)
 
-    def key_by(self, key: Callable[[Any], Any] | str, name: str | None = None) -> KeyedStream:
+    def key_by(
+        self, key: Callable[[Any], Any] | str, name: str | None = None, on_error: ErrorPolicy | None = None
+    ) -> KeyedStream:
         """Gives each record a key: a function of the value, or the name of a dict's field.
 
         Records of one key are handled in order, and each key has its own state. A key is text, an integer,
         bytes, or a tuple of these. `key_by("carrier")` also names the key's column in table sinks.
+        `on_error` says what is done about records that fail behind it, up to the next `key_by`.
         """
         name = self.pipeline._choose_name("key_by", name)
+        policy = check_policy(self.pipeline.on_error if on_error is None else on_error, f"operator {name!r}")
         if isinstance(key, str):
             if not key or not validation.is_unicode(key):
                 raise PipelineError(f"operator {name!r}: {key!r} cannot be the name of a field")
-            node = KeyBy(name, (self.name,), itemgetter(key), key)
+            node = KeyBy(name, (self.name,), itemgetter(key), key, policy)
         else:
             validation.check_plain_function(key, ("value",), name)
-            node = KeyBy(name, (self.name,), key)
+            node = KeyBy(name, (self.name,), key, on_error=policy)
         self.pipeline._add("key_by", node)
         return KeyedStream(self.pipeline, name, node.field)
 

@@ -43,6 +43,10 @@ class RowRejected(EncodingError):
     """Raised when the place that a sink writes to refuses a record for what it holds. Not worth a retry."""
 
 
+class RecordFailed(CeleriacError):
+    """Raised when a record fails for good, and the policy of its stage is that the job then fails."""
+
+
 class SinkError(CeleriacError):
     """Raised when a sink cannot be written or published."""
 

@@ -55,6 +55,7 @@ class PartitionFacts:
     duplicate: int
     late: int
     dead: int
+    skipped: int = 0
 
     @property
     def name(self) -> str:
@@ -82,3 +83,19 @@ class JobFacts:
     dead_letters: int
     finished_splits: dict[str, int]
     """Source -> splits of it that are finished."""
+
+
+def waiting_sources(record: JobRecord) -> dict[str, str]:
+    """Source -> what it waits for, where the job still reads."""
+    return record.waits if record.state is JobState.RUNNING else {}
+
+
+def waiting_for(facts: JobFacts) -> frozenset[str]:
+    """What partitions wait for with a back-off, in the words of their workers, and what sources wait for."""
+    found = {f"source {source}: {why}" for source, why in waiting_sources(facts.record).items()}
+    for worker in facts.workers:
+        hands = worker.report.get("hand")
+        for hand in hands.values() if isinstance(hands, dict) else ():
+            if isinstance(hand, dict) and hand.get("reason"):
+                found.add(str(hand["reason"]))
+    return frozenset(found)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pipeline.kernel.contract import KeyedOperator
+from pipeline.policies import GIVE_UP, ErrorPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,11 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Source:
+    """`on_error` is the policy of the stage that begins here."""
+
     name: str
     spec: SourceSpec
+    on_error: ErrorPolicy = GIVE_UP
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -90,12 +94,16 @@ class FlatMap:
 
 @dataclass(frozen=True, slots=True)
 class KeyBy:
-    """Gives each record the key fn(value). `field` names the key's column in table sinks."""
+    """Gives each record the key fn(value). `field` names the key's column in table sinks.
+
+    `on_error` is the policy of the stage that begins here; the function itself belongs to the stage before.
+    """
 
     name: str
     inputs: tuple[str, ...]
     fn: Callable[[Any], Any]
     field: str = "key"
+    on_error: ErrorPolicy = GIVE_UP
 
 
 @dataclass(frozen=True, slots=True)

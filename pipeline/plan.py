@@ -14,6 +14,7 @@ import msgspec
 
 from pipeline.errors import DecodingError
 from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source
+from pipeline.policies import GIVE_UP, ErrorPolicy
 from pipeline.settings import Limits
 
 PROTOCOL = 1
@@ -28,6 +29,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     exchanges: name of a KeyBy node in this stage -> index of the stage it feeds.
     sinks: names of the Sink nodes in this stage.
     upstream: indices of the stages that feed this one; empty for an entry stage.
+    on_error: what is done about records that fail in it.
     """
 
     index: int
@@ -38,6 +40,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     exchanges: dict[str, int]
     sinks: tuple[str, ...]
     upstream: tuple[int, ...]
+    on_error: ErrorPolicy = GIVE_UP
 
 
 class SinkPlan(msgspec.Struct, frozen=True):
@@ -152,6 +155,7 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
                     for other in roots
                     if isinstance(root, KeyBy) and other.name != root.name and root.name in members[other.name]
                 ),
+                on_error=root.on_error,
             )
         )
     sinks = tuple(
@@ -174,17 +178,21 @@ def fingerprint(graph: Graph) -> str:
 def _details(node: Node) -> list[Any]:
     match node:
         case Source():
-            return [node.spec.format, node.spec.path, node.spec.options]
+            return [node.spec.format, node.spec.path, node.spec.options, *_policy(node.on_error)]
         case Sink():
             return [node.spec.format, node.spec.path, node.spec.options, node.key_field]
         case Keyed():
             return [type(node.operator).__name__]
         case KeyBy():
-            return [node.field]
+            return [node.field, *_policy(node.on_error)]
         case External():
             return [node.argv, node.protocol]
         case _:
             return []
+
+
+def _policy(policy: ErrorPolicy) -> list[Any]:
+    return [] if policy == GIVE_UP else [msgspec.to_builtins(policy)]
 
 
 def _members(graph: Graph, root: str) -> list[str]:

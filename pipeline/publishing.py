@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pipeline.facts import JobRecord
+from pipeline.graph import Graph
 from pipeline.plan import Plan, SinkPlan
+from pipeline.sinks.links import SinkLinks
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published, check_target, discard, publish
 from pipeline.sinks.staging import StagedFacts
@@ -19,6 +21,18 @@ def check_targets(plan: Plan) -> None:
     """Returns when every file sink may be published where it wants to be. Raises SinkError, EnvironmentFault."""
     for sink in file_sinks(plan):
         check_target(sink)
+
+
+def check_effects(graph: Graph, plan: Plan) -> None:
+    """Returns when every sink that writes elsewhere can be written to: addresses, extras, tables.
+
+    Raises SinkError, EnvironmentFault, PipelineError.
+    """
+    links = SinkLinks(graph.nodes)
+    try:
+        links.check(plan.sinks)
+    finally:
+        links.close()
 
 
 def publish_job(store: JobStore, record: JobRecord) -> list[Published]:

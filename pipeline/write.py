@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from pipeline.errors import PipelineError
 from pipeline.graph import SinkSpec
-from pipeline.sinks.secrets import checked_database, without_secrets
-from pipeline.validation import absolute_path, check_name
+from pipeline.sinks.secrets import checked_database, is_variable, without_secrets
+from pipeline.validation import absolute_path, check_function, check_name
 
 WRITERS: Final = ("auto", "local", "spark")
 SQL_MODES: Final = ("insert", "upsert")
+MOST_BATCH: Final = 10_000
+MOST_TIMEOUT_SECONDS: Final = 50.0
+"""One request must end before its worker counts as stuck."""
+
+KAFKA_BATCH: Final = 10_000
 
 _TABLE: Final = re.compile(r"[^.\0]{1,128}(\.[^.\0]{1,128})?")
 
@@ -79,3 +84,66 @@ def sql(
         raise PipelineError("write.sql: an upsert needs a key", hint='name the columns that tell rows apart: key="id"')
     options = {"url": without_secrets(secret), "table": table, "key": names, "mode": mode, "create": bool(create)}
     return SinkSpec("sql", options=options, secrets={"url": secret})
+
+
+def http(url: str, batch: int = 1, headers: Mapping[str, str] | None = None, timeout_seconds: float = 10.0) -> SinkSpec:
+    """POSTs each record as JSON, at least once, with the header `Idempotency-Key`, the same on every retry.
+
+    url and the values of headers may be "env:NAME" for a variable of the workers' environment.
+    batch: with more than 1, a JSON array of so many {"idempotency_key", "record"} at most.
+    5xx, 429 and no answer are waited out; another 4xx makes the record a dead letter.
+    Raises PipelineError for an argument that cannot be right.
+    """
+    if not isinstance(url, str) or not (is_variable(url) or url.startswith(("http://", "https://"))):
+        raise PipelineError("write.http: the address must begin with http:// or https://", hint='or be "env:NAME"')
+    if not isinstance(timeout_seconds, int | float) or not 0 < timeout_seconds <= MOST_TIMEOUT_SECONDS:
+        raise PipelineError(f"write.http: timeout_seconds must be above 0 and at most {MOST_TIMEOUT_SECONDS:.0f}")
+    secrets = {f"header {name}": value for name, value in _texts(headers, "write.http: headers").items()}
+    options = {
+        "url": without_secrets(url),
+        "batch": _batch(batch, "write.http"),
+        "headers": sorted(headers or {}),
+        "timeout_seconds": float(timeout_seconds),
+    }
+    return SinkSpec("http", options=options, secrets={"url": url, **secrets})
+
+
+def call(fn: Callable[[list[dict[str, Any]]], Any], batch: int = 1000) -> SinkSpec:
+    """Calls fn(records) in the workers, at least once: a list of {"key", "value", "idempotency_key"}.
+
+    An OSError (ConnectionError, TimeoutError) is waited out. Any other error has the records tried one by one, and one
+    that fails alone is a dead letter. Raises PipelineError for an argument that cannot be right.
+    """
+    check_function(fn, ("records",), "write.call")
+    return SinkSpec("call", options={"batch": _batch(batch, "write.call")}, fn=fn)
+
+
+def kafka(servers: str, topic: str, options: Mapping[str, str] | None = None) -> SinkSpec:
+    """A Kafka topic, at least once: the record's key, its value as JSON, and the header `idempotency-key`.
+
+    servers: "host:port" or several with commas, or "env:NAME". options: settings of librdkafka, whose values may be
+    "env:NAME" as well; they are kept out of the plan. Raises PipelineError for an argument that cannot be right.
+    """
+    if not isinstance(servers, str) or not servers:
+        raise PipelineError("write.kafka: the servers must be text such as 'host:9092'")
+    if not isinstance(topic, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        raise PipelineError(f"write.kafka: {topic!r} cannot be the name of a topic")
+    secrets = _texts(options, "write.kafka: options")
+    plan = {"topic": topic, "servers": servers, "batch": KAFKA_BATCH, "options": sorted(secrets)}
+    return SinkSpec("kafka", options=plan, secrets={**secrets, "servers": servers})
+
+
+def _batch(batch: object, owner: str) -> int:
+    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= MOST_BATCH:
+        raise PipelineError(f"{owner}: batch must be a number from 1 to {MOST_BATCH:,}, not {batch!r}")
+    return batch
+
+
+def _texts(given: object, owner: str) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for pair in given.items() for text in pair):
+        raise PipelineError(f"{owner} must be a dict of texts")
+    for text in given.values():
+        is_variable(text)
+    return dict(given)

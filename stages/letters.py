@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Sequence
 from typing import Final
 
 from pipeline.errors import EncodingError
@@ -24,19 +25,24 @@ class Letters:
         self._key = keys.dead(job)
         self._place = ["stage", stage, "partition", partition]
 
-    def write(self, operator: str, error: str, trace: str, payload: bytes) -> Write:
-        """A letter; of long texts the beginning of the error and the end of the traceback are kept."""
+    def write(self, operator: str, error: str, trace: str, payload: bytes, tried: Sequence[str] = ()) -> Write:
+        """A letter; of long texts the beginning of the error and the end of the traceback are kept.
+
+        `tried`: a line for each attempt before the last one.
+        """
         texts = (operator, error[:_ERROR_CHARACTERS], trace[-_TRACEBACK_CHARACTERS:])
         shown, why, where = (text.encode("utf-8", "backslashreplace") for text in texts)
         values = [*self._place, "operator", shown, "error", why, "traceback", where, "payload", payload]
+        if tried:
+            values += ["tried", "\n".join(tried)]
         return Write("XADD", self._key, values)
 
-    def of(self, error: OperatorError | EncodingError, payload: bytes) -> Write:
+    def of(self, error: OperatorError | EncodingError, payload: bytes, tried: Sequence[str] = ()) -> Write:
         """The dead letter of a record that failed."""
         if isinstance(error, EncodingError):
             logger.warning("a record is a dead letter: error=%s", str(error)[:200])
-            return self.write("", str(error), "", payload)
+            return self.write("", str(error), "", payload, tried)
         cause = error.cause
         shown = describe(cause)
         logger.warning("a record is a dead letter: operator=%s error=%s", error.operator, shown[:200])
-        return self.write(error.operator, shown, "".join(traceback.format_exception(cause)), payload)
+        return self.write(error.operator, shown, "".join(traceback.format_exception(cause)), payload, tried)

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
+_PAUSE_MARGIN_SECONDS: Final = 0.005
+"""The hub's clock is not the worker's: who looks too early does not look again."""
+
 _GC_THRESHOLDS: Final = (50_000, 20, 50)
 """Batches are many objects without cycles: the collector's usual thresholds make it walk through them all the time."""
 
@@ -46,6 +49,9 @@ class Owning(bootsteps.StartStopStep):
         """Called at each connect, behind `start`, on the hub's thread."""
         self._is_consuming = True
         self._wake = lambda: hub.call_soon(self._look, parent, hub)
+        self._worker.on_pause = lambda seconds: hub.call_later(seconds + _PAUSE_MARGIN_SECONDS, self._look, parent, hub)
+        for seconds in self._worker.pauses():
+            self._worker.on_pause(seconds)
         if self._pulse is None:
             # All that lives now lives on: the collector need not look at it again.
             gc.collect()
@@ -71,6 +77,8 @@ class Owning(bootsteps.StartStopStep):
         return {**self._worker.hand.report(monotonic()), "consuming": self._is_consuming, "pid": os.getpid()}
 
     def _look(self, consumer: Any, hub: Any) -> None:
+        if not self._is_consuming:
+            return  # it was asked for before the connection was lost; the next one begins with a look
         try:
             fresh = self._worker.look()
         except StoreError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,7 @@ from pipeline.store.commits import (
 from pipeline.store.ownership import Acquired, Assigned, Calm, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
+from stages.failures import Failures, TryAgain
 from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
@@ -67,7 +69,7 @@ class SliceEnd(Enum):
     """What the owner knew is out of date: acquire again."""
     STOPPED = "stopped"
     BACKOFF = "backoff"
-    """A sink is away: acquire again after `wait_seconds`."""
+    """A sink is away, or a record is to be tried again: acquire again after `wait_seconds`."""
     FOREIGN_KEY = "foreign key"
 
 
@@ -91,6 +93,7 @@ class StageContext:
     encoder: StepEncoder
     ownership: Ownership
     links: SinkLinks
+    rng: random.Random
 
     def expected_senders(self) -> frozenset[str]:
         """Those whose promises make the watermark of a partition; an entry stage hears of its end from the leader."""
@@ -113,13 +116,16 @@ class PartitionOwner:
         sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
         effects = context.links.effects(sinks)
         self._sinks = StagedSinks(context.job, sinks, row.stage, row.partition, row.term, effects)
+        letters = Letters(context.job, row.stage, row.partition)
+        self._failures = Failures(context.stage.on_error, letters)
         self._stepper = Stepper(
             context.kernel,
             context.encoder,
             self.cache,
             self._sinks,
             self._load,
-            Letters(context.job, row.stage, row.partition),
+            letters,
+            self._failures,
         )
         self.wait_seconds = 0.0
         self.wait_reason = ""
@@ -139,6 +145,9 @@ class PartitionOwner:
         self._table = acquired.table
         self._deaths = acquired.deaths
         self._singles = SINGLE_RECORDS if acquired.deaths >= 2 else 0
+        self._failures.remember(acquired.attempts, acquired.tried)
+        self._skipped = acquired.skipped
+        self._is_before_failure = False
         self._held: Commit | None = None
         self._offered: list[Entry] = []
         self._bound: Bound | None = None
@@ -186,6 +195,8 @@ class PartitionOwner:
                     commit = self._next(deadline)
                 except SinkAway as away:
                     return self._wait_for(away)
+                except TryAgain as failure:
+                    return self._try_later(str(failure))
                 self._away = 0
             reply = self._committer.send(commit, self._table)
             if isinstance(reply, Refused):
@@ -194,6 +205,8 @@ class PartitionOwner:
                     return SliceEnd.FULL
                 return _ENDS[reply.why]
             self._held = None
+            if commit.end != commit.start:
+                self._failures.remember(0, ())
             self._inbox.move_to(commit.end)
             match reply:
                 case Idle():
@@ -214,6 +227,25 @@ class PartitionOwner:
         logger.warning("waits %.1f s for a sink: %s: %s", self.wait_seconds, self._named(), away)
         return SliceEnd.BACKOFF
 
+    def _try_later(self, error: str) -> SliceEnd:
+        """The step is dropped; it is run anew, for one record, after the pause that the policy gives."""
+        attempt = self._failures.attempts + 1
+        if not self._context.ownership.note_attempt(self.row, self.position, self._failures.tried, attempt, error):
+            return SliceEnd.FENCED
+        policy = self._failures.policy
+        self.wait_seconds = policy.pause_seconds(attempt, self._context.rng)
+        self.wait_reason = error
+        logger.warning(
+            "a record failed at attempt %d of %d and is tried again in %.1f s: %s position=%s: %s",
+            attempt,
+            policy.attempts,
+            self.wait_seconds,
+            self._named(),
+            self.position,
+            error[:200],
+        )
+        return SliceEnd.BACKOFF
+
     def _reading(self) -> Commit:
         """A commit of nothing: it reads on, or gives the ticket back."""
         return self._commit(self._inbox.position, "more")
@@ -228,6 +260,7 @@ class PartitionOwner:
             read_records=self._context.plan.limits.step_records,
             released_bytes=released_bytes,
             counts=outcome.counts,
+            skipped=outcome.skipped,
             writes=outcome.writes,
             outputs=outcome.outputs,
         )
@@ -235,7 +268,8 @@ class PartitionOwner:
     def _next(self, deadline: float) -> Commit:
         """Runs the next step; its commit is not sent yet."""
         self._bound = self._sinks.begin(self.position)
-        limit = 1 if self._singles else self._pace.allowance()
+        is_alone = self._singles or self._failures.attempts or self._is_before_failure
+        limit = 1 if is_alone else self._pace.allowance()
         if self._bound is not None:
             limit = min(limit, max(1, self.position.records_to(self._bound.end)))
         item = self._inbox.take(limit)
@@ -255,6 +289,9 @@ class PartitionOwner:
                     commit.meta["barrier"] = item.header.epoch
                 else:
                     commit.meta["arrived"] = item.header.version
+        if commit.skipped:
+            self._skipped += commit.skipped
+            commit.meta["skipped"] = self._skipped
         commit.log.update(self._sinks.seal(commit.start, commit.end, fired))
         commit.mode = self._mode(commit, deadline)
         return commit
@@ -274,6 +311,7 @@ class PartitionOwner:
         done = outcome.counts.taken
         if done < len(batch):
             item = self._records_of(self._inbox.take(item.until(done)))
+        self._is_before_failure = outcome.is_before_failure
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
 
@@ -308,7 +346,11 @@ class PartitionOwner:
             logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
             return give_up(f"killed its worker {deaths} times")
         self._declare_trial(self.position)
-        outcome = run()
+        try:
+            outcome = run()
+        except TryAgain:
+            self._declare_trial(_NO_TRIAL)
+            raise
         self._declare_trial(_NO_TRIAL)
         return outcome
 

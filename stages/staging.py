@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
+from pipeline.kernel.faults import OperatorError
 from pipeline.plan import SinkPlan
 from pipeline.positions import Position
 from pipeline.sinks.effects import Bound, Effect, Owner
@@ -94,7 +95,7 @@ class StagedSinks:
         for number, effect in enumerate(self._effects):
             try:
                 effect.check(step.outputs)
-            except EncodingError:
+            except (EncodingError, OperatorError):
                 for earlier in self._effects[:number]:
                     earlier.undo()
                 raise

@@ -22,6 +22,7 @@ from pipeline.records import Batch, Timer
 from pipeline.store.commits import Counts, Output, Target, Write
 from stages.cache import Loader, StateCache
 from stages.encoding import StepEncoder
+from stages.failures import Failure, Failures
 from stages.letters import Letters
 from stages.staging import StagedSinks
 
@@ -37,6 +38,10 @@ class Outcome:
     outputs: dict[Target, list[Output]] = field(default_factory=dict)
     fired: int = 0
     """How many of the timers it was given."""
+    skipped: int = 0
+    """Records that failed and were dropped."""
+    is_before_failure: bool = False
+    """The next record has failed, and is to be a step of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Stepper:
         sinks: StagedSinks,
         load: Loader,
         letters: Letters,
+        failures: Failures,
     ) -> None:
         self._kernel = kernel
         self._encoder = encoder
@@ -70,9 +76,10 @@ class Stepper:
         self._sinks = sinks
         self._load = load
         self._letters = letters
+        self._failures = failures
 
     def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch]) -> Outcome:
-        """The records of the batch: applied, or given up as dead letters. Raises SinkError, StoreError.
+        """The records of the batch: applied, or given up. Raises TryAgain, RecordFailed, SinkError, StoreError.
 
         When user code takes too long, only the first records: `counts.taken` says how many, one at least. Where sinks
         have effects, a record that is given up is a step of its own: it might not fail when it is run again after a
@@ -89,8 +96,13 @@ class Stepper:
                 step, done = self._process(good, bounds)
                 self._encode(step, outcome)
             except (OperatorError, EncodingError) as error:
-                logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
-                done = self._run_each(_without_faults(again().slice(0, whole)), bounds, outcome)
+                if len(good) > 1:
+                    logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
+                    done = self._run_each(_without_faults(again().slice(0, whole)), bounds, outcome)
+                else:
+                    self._start_again(set())
+                    self._settle((error, encode_batch(_without_faults(again().slice(0, whole)))), outcome)
+                    done = 1
         taken = whole if done == len(good) else _places_without(batch)[done]
         outcome.counts.taken = taken
         self._give_up_faults(batch, taken, outcome)
@@ -110,7 +122,7 @@ class Stepper:
         return gathered.step(), done
 
     def fire(self, timers: Sequence[Timer]) -> Outcome:
-        """Fires due timers. One whose operator fails is given up as a dead letter. Raises SinkError, StoreError."""
+        """Fires due timers. One whose operator fails is given up. Raises as `run` does."""
         outcome = Outcome(fired=len(timers))
         try:
             self._cache.prepare({timer.key for timer in timers}, self._load)
@@ -141,9 +153,7 @@ class Stepper:
     def _give_up_faults(self, batch: Batch, taken: int, outcome: Outcome) -> None:
         for index, why in sorted(batch.faults.items()):
             if index < taken:
-                payload = encode_batch(Batch([batch.values[index]]))
-                outcome.writes.append(self._letters.write("", why, "", payload))
-                outcome.counts.dead += 1
+                self._settled(self._failures.settle_fault(why, encode_batch(Batch([batch.values[index]]))), outcome)
 
     def _keys(self, batch: Batch) -> set[Any]:
         """The keys whose state is wanted. A source may give its records what cannot be a key."""
@@ -167,12 +177,13 @@ class Stepper:
         gathered, done = _Gathered(), 0
         for index in range(len(batch)):
             piece = batch.slice(index, index + 1)
-            letter = self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered)
-            if letter is not None and self._sinks.has_effects and index:
+            failure = self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered)
+            is_alone = failure is not None and self._isolates
+            if is_alone and index:
+                outcome.is_before_failure = True
                 break
-            self._keep(letter, outcome)
+            self._settle(failure, outcome)
             done = index + 1
-            is_alone = letter is not None and self._sinks.has_effects
             is_over = done >= bounds.records and bounds.is_over()
             if is_alone or is_over or gathered.emitted >= bounds.outputs:
                 break
@@ -191,11 +202,11 @@ class Stepper:
             if gathered.has_set_before(timer, rank):
                 break
             run = partial(self._kernel.fire, [timer], self._cache.state)
-            letter = self._try(_timer_record(timer), run, gathered)
-            is_alone = letter is not None and self._sinks.has_effects
+            failure = self._try(_timer_record(timer), run, gathered)
+            is_alone = failure is not None and self._isolates
             if is_alone and outcome.fired:
                 break
-            self._keep(letter, outcome)
+            self._settle(failure, outcome)
             # What the timer itself has set anew stays set.
             gathered.timers.setdefault(timer, False)
             outcome.fired = index + 1
@@ -208,20 +219,32 @@ class Stepper:
         self._sinks.take_back()
         self._cache.prepare(wanted, self._load)
 
-    def _keep(self, letter: Write | None, outcome: Outcome) -> None:
-        if letter is not None:
+    @property
+    def _isolates(self) -> bool:
+        """Whether a record that fails is a step of its own."""
+        return self._sinks.has_effects or self._failures.isolates
+
+    def _settle(self, failed: tuple[Failure, bytes] | None, outcome: Outcome) -> None:
+        if failed is not None:
+            self._settled(self._failures.settle(*failed), outcome)
+
+    def _settled(self, letter: Write | None, outcome: Outcome) -> None:
+        """`letter` is that of a record that was given up, or None for one that was skipped."""
+        if letter is None:
+            outcome.skipped += 1
+        else:
             outcome.counts.dead += 1
             outcome.writes.append(letter)
 
-    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered) -> Write | None:
-        """The dead letter of a record that fails."""
+    def _try(self, record: Batch, run: Callable[[], Step], gathered: _Gathered) -> tuple[Failure, bytes] | None:
+        """Why the record failed, and what it was."""
         before, payload = self._snapshot(record), encode_batch(record)
         try:
             step = run()
             self._check(step)
         except (OperatorError, EncodingError) as error:
             self._restore(before)
-            return self._letters.of(error, payload)
+            return error, payload
         gathered.add(step)
         return None
 

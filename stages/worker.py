@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -27,9 +29,13 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Hand:
-    """What the worker has in hand, for its heartbeat: place -> (position, since by the clock, why)."""
+    """What the worker has in hand, for its heartbeat: place -> (position, since by the clock, why).
+
+    `reasons`: what the places that back off wait for, in words.
+    """
 
     at: dict[Place, tuple[str, float, str]] = field(default_factory=dict)
+    reasons: dict[Place, str] = field(default_factory=dict)
 
     def held_longer(self, now: float, seconds: float) -> str:
         """What user code has held for longer than so many seconds, as text for a log; nothing when there is none."""
@@ -39,12 +45,17 @@ class Hand:
         return ""
 
     def report(self, now: float) -> dict[str, Any]:
-        """`slices`: partitions at work. `hand`: place -> position, age and what it waits for."""
-        held = list(self.at.items())
+        """`slices`: partitions at work. `hand`: place -> position, age, what it waits for, the reason of a back-off."""
+        held, reasons = list(self.at.items()), dict(self.reasons)
         return {
             "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why == "running"],
             "hand": {
-                f"{s}.{p}": {"position": position, "since_ms": int((now - since) * 1000), "why": why}
+                f"{s}.{p}": {
+                    "position": position,
+                    "since_ms": int((now - since) * 1000),
+                    "why": why,
+                    **({"reason": reasons[s, p]} if (s, p) in reasons else {}),
+                }
                 for (s, p), (position, since, why) in held
             },
         }
@@ -70,6 +81,7 @@ class Worker:
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
                 self._links,
+                random.Random(),
             )
             for stage in plan.stages
         ]
@@ -77,6 +89,9 @@ class Worker:
         self._stale: set[Place] = set()
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
         self._unserved: set[Place] = set()
+        # Places that wait for a time, by the clock. Their ring flag stays set: the owner comes back by itself.
+        self._paused: dict[Place, float] = {}
+        self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
     def places(self) -> list[Place]:
@@ -90,7 +105,7 @@ class Worker:
     def look(self) -> list[Place]:
         """Brings what is owned in line with the table; the places that need a slice without a ticket.
 
-        These are new, or their last slice was cut off. Raises StoreError.
+        These are new, or their last slice was cut off, or their back-off is over. Raises StoreError.
         """
         rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
         for place, owner in list(self._owned.items()):
@@ -102,7 +117,13 @@ class Worker:
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
-        return sorted(self._unserved)
+        now = self._clock()
+        return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
+
+    def pauses(self) -> list[float]:
+        """In how many seconds `look` must be called again, for each place that backs off."""
+        now = self._clock()
+        return [max(0.0, until - now) for until in self._paused.values()]
 
     def work(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
@@ -145,6 +166,8 @@ class Worker:
         A store that is away ends the slice; a fault of ours, or of a sink, fails the job with its message.
         """
         place = (stage, partition)
+        if self._clock() < self._paused.get(place, -inf):
+            return SliceEnd.BACKOFF  # the ticket is used up: the place is served when its time has come
         try:
             if place not in self._owned:
                 self.look()
@@ -161,6 +184,7 @@ class Worker:
 
     def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
         self._unserved.discard(place)
+        self._paused.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
@@ -170,6 +194,8 @@ class Worker:
             if not is_known:
                 self._stale.add(place)
             self.hand.at.pop(place, None)
+        if end is not SliceEnd.BACKOFF:
+            self._resume(place)
         match end:
             case SliceEnd.FULL:
                 self.hand.at[place] = (str(owner.position), self._clock(), "full")
@@ -188,13 +214,24 @@ class Worker:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
-                self._unserved.add(place)
+                self._pause(place, owner)
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
             case SliceEnd.IDLE | SliceEnd.YIELDED:
                 pass
         return end
+
+    def _pause(self, place: Place, owner: PartitionOwner) -> None:
+        now = self._clock()
+        self._paused[place] = now + owner.wait_seconds
+        self.hand.at[place] = (str(owner.position), now, "backoff")
+        self.hand.reasons[place] = owner.wait_reason
+        self.on_pause(owner.wait_seconds)
+
+    def _resume(self, place: Place) -> None:
+        self._paused.pop(place, None)
+        self.hand.reasons.pop(place, None)
 
     def _fresh(self, place: Place) -> PartitionOwner | None:
         """The owner object with true knowledge, or None when the partition is no longer ours."""
@@ -222,6 +259,7 @@ class Worker:
         owner = self._owned.pop(place, None)
         self._stale.discard(place)
         self._unserved.discard(place)
+        self._resume(place)
         self.hand.at.pop(place, None)
         if owner is not None:
             owner.close()
@@ -229,6 +267,7 @@ class Worker:
     def _cut_off(self, place: Place, error: StoreError) -> SliceEnd:
         logger.warning("a slice was cut off: %s: %s", self._named(place), error)
         self.hand.at.pop(place, None)
+        self._resume(place)
         if place in self._owned:
             self._stale.add(place)
             self._unserved.add(place)
@@ -250,3 +289,7 @@ class Worker:
 
     def _named(self, place: Place) -> str:
         return f"job={self.ownership.job} stage={place[0]} partition={place[1]} worker={self.ownership.worker}"
+
+
+def _nobody_waits(seconds: float) -> None:
+    """Whoever drives the slices by hand looks again by himself."""

@@ -41,12 +41,12 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres_server() -> Iterator[PostgresServer]:
     """The session's PostgreSQL. A test that breaks a server starts one of its own."""
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server = PostgresServer()
     server.start()
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture

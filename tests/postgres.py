@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,18 +28,17 @@ class PostgresServer:
     PostgreSQL refuses to run as root: then it runs as nobody, on copies of its programs if need be.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        # Not in a folder of pytest: each session closes the one above it for all other users.
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="celeriac-pg-"))
         self._data = folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._identity: dict[str, Any] = {}
-        self._data.mkdir(parents=True)
+        self._data.mkdir()
         if os.geteuid() == 0:
             self._identity = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
             os.chown(self._data, _NOBODY, _NOBODY)
-            for each in (folder, *folder.parents):
-                if each.stat().st_uid == 0 and not each.stat().st_mode & 0o001:
-                    each.chmod(each.stat().st_mode | 0o001)
+            folder.chmod(0o755)
         self._programs = self._find_programs()
         self.port = _free_port()
         secret = folder / "password"
@@ -55,9 +55,10 @@ class PostgresServer:
     def database(self, name: str) -> str:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
 
-    def start(self) -> None:
+    def start(self, *, is_durable: bool = False) -> None:
         """Returns when it takes connections."""
-        options = ["fsync=off", "shared_buffers=32MB", "max_connections=50", "unix_socket_directories="]
+        options = ["shared_buffers=32MB", "max_connections=50", "unix_socket_directories="]
+        options.append("fsync=on" if is_durable else "fsync=off")
         where = ("-D", self._data, "-h", "127.0.0.1", "-p", str(self.port))
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -85,6 +86,11 @@ class PostgresServer:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(20)
             self._process = None
+
+    def close(self) -> None:
+        """Stops, and leaves nothing."""
+        self.stop()
+        shutil.rmtree(self._folder)
 
     def signal(self, number: int) -> None:
         """To the server and the processes of all its connections."""

@@ -6,7 +6,7 @@ import logging
 import random
 from dataclasses import dataclass
 
-from leader.roster import at_work, identity, is_live, waiting
+from leader.roster import comes_back, identity, is_live, waiting
 from pipeline.facts import JobFacts, PartitionFacts
 from pipeline.store.leadership import Leadership
 
@@ -32,14 +32,15 @@ class Suspicion:
 def looks_forgotten(part: PartitionFacts, facts: JobFacts) -> bool:
     """True when it has work, a live owner and no ticket, while its owner is not at work on it.
 
-    One that waits for a full inbox is not forgotten: the commit that drains that inbox rings it.
+    One that waits for a full inbox is not forgotten: the commit that drains that inbox rings it. Nor is one that
+    backs off: its flag stays set, and its owner comes back by itself.
     """
     if part.at_end or part.done or part.queued:
         return False
     lease_seconds = facts.record.plan.limits.lease_seconds
     for worker in facts.workers:
         if identity(worker) == (part.owner, part.incarnation) and is_live(worker, lease_seconds):
-            known = waiting(worker) if part.ring == "w" else at_work(worker)
+            known = waiting(worker) if part.ring == "w" else comes_back(worker)
             return part.ring == "" or part.name not in known
     return False
 
@@ -75,7 +76,7 @@ class Retry:
         self._suspicions: dict[str, Suspicion] = {}
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
-        working = {identity(worker): at_work(worker) for worker in facts.workers}
+        working = {identity(worker): comes_back(worker) for worker in facts.workers}
         rung = 0
         for part in facts.partitions:
             suspicion, is_due = judge(part, facts, self._suspicions.get(part.name), self._rng)

@@ -6,17 +6,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pipeline.cli.console import Console
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.progress import stage_rows
-from pipeline.cli.reports import waiting_sources
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server
 from pipeline.errors import JobStateError, StoreUnavailable
-from pipeline.facts import JobFacts
+from pipeline.facts import JobFacts, waiting_for
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.store.jobs import JobStore
 
@@ -99,7 +98,7 @@ class Follower:
     is_drained: bool = False
     _has_asked: bool = False
     _pressure: str = ""
-    _waits: dict[str, str] = field(default_factory=dict)
+    _waits: frozenset[str] = frozenset()
     _memory_at: float = -math.inf
 
     def until_ended(self) -> JobFacts:
@@ -123,7 +122,6 @@ class Follower:
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
                     if facts is not None:
                         self._note(facts, history)
-                        self._tell_waits(waiting_sources(facts.record))
                         self._look_at_memory(now, facts)
                         if facts.record.state not in WORKING:
                             return facts
@@ -148,14 +146,6 @@ class Follower:
         if was_dead:
             self.screen.warn("the node process died and was started again")
 
-    def _tell_waits(self, waits: dict[str, str]) -> None:
-        before, self._waits = self._waits, waits
-        for source, why in waits.items():
-            if before.get(source) != why:
-                self.screen.warn(f"source {source} waits: {why}")
-        for source in before.keys() - waits.keys():
-            self.screen.note(f"source {source} waits no more")
-
     def _look_at_memory(self, now: float, facts: JobFacts) -> None:
         """A Redis without room stops the job, or its input, without any error: everybody waits."""
         if now - self._memory_at < MEMORY_SECONDS:
@@ -170,6 +160,15 @@ class Follower:
         elif before and not self._pressure:
             self.screen.note("Redis has room again")
 
+    def _tell_waits(self, facts: JobFacts) -> None:
+        """A source or sink that is away, or a record that is to be tried again, fails nothing: it is waited for."""
+        waits = waiting_for(facts)
+        for reason in sorted(waits - self._waits):
+            self.screen.warn(f"waiting: {reason}")
+        if self._waits and not waits:
+            self.screen.note("nothing is waited for any more")
+        self._waits = waits
+
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
         if self.ready_at is None and any(each.taken or each.backlog for each in facts.partitions):
             self.ready_at = time.monotonic()
@@ -177,6 +176,7 @@ class Follower:
         history.append(facts)
         while len(history) > 2 and history[1].now_ms <= facts.now_ms - RATE_SECONDS * 1000:
             history.popleft()
+        self._tell_waits(facts)
         is_last = facts.record.state not in WORKING
         rows = stage_rows(history[0] if len(history) > 1 else None, facts)
         self.screen.progress(f"{self.job}  {facts.record.state.value}", rows, is_last=is_last)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
-from pipeline.facts import JobFacts, JobRecord
-from pipeline.lifecycle import JobState
+from pipeline.facts import JobFacts, JobRecord, waiting_sources
 from pipeline.plan import SinkPlan
 from pipeline.sinks.publisher import Published
 from pipeline.store.jobs import DeadLetter
@@ -20,6 +19,11 @@ from pipeline.store.jobs import DeadLetter
 SHOWN_LETTERS = 3
 
 _ERROR_CHARACTERS: Final = 300
+_DROPPED: Final = {
+    "duplicate": "duplicates dropped",
+    "late": "late records dropped",
+    "skipped": "records that failed skipped",
+}
 _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _OURS: Final = Path(__file__).parents[1]
 _LIBRARIES: Final = frozenset({"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"})
@@ -43,7 +47,7 @@ def result_lines(result: Result) -> list[str]:
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
     lines = [f"job {facts.record.job} {how}", f"  read: {_count(records_read(facts), 'record')}"]
     lines += [f"  {sink.name}: {_published(published)}" for sink, published in result.sinks]
-    for name, label in (("duplicate", "duplicates dropped"), ("late", "late records dropped")):
+    for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
             lines.append(f"  {label}: {total:,}")
@@ -117,11 +121,6 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
             for letter in letters[:SHOWN_LETTERS]
         ],
     }
-
-
-def waiting_sources(record: JobRecord) -> dict[str, str]:
-    """Source -> what it waits for, where the job still reads."""
-    return record.waits if record.state is JobState.RUNNING else {}
 
 
 def job_line(record: JobRecord) -> str:

@@ -23,7 +23,7 @@ from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import load_graph
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
-from pipeline.publishing import check_targets, discard_job, file_sinks, publish_job
+from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
 from pipeline.settings import Limits
 from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
@@ -62,6 +62,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             graph = load_graph(options.target)
             plan = compile_plan(graph, options.partitions, Limits())
             check_targets(plan)
+            check_effects(graph, plan)
             find_programs(graph.nodes)
             job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None

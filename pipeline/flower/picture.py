@@ -72,7 +72,7 @@ def _stages(facts: JobFacts, rows: Sequence[_Row]) -> list[dict[str, Any]]:
 def _stage(stage: StagePlan, rows: Sequence[_Row]) -> dict[str, Any]:
     members = [partition for partition, _, _ in rows]
     lag = max((lag for _, lag, _ in rows), key=lambda lag: (lag.ms, lag.is_least), default=NO_LAG)
-    counts = ("taken", "emitted", "filtered", "duplicate", "late", "dead", "backlog", "backlog_bytes")
+    counts = ("taken", "emitted", "filtered", "duplicate", "late", "skipped", "dead", "backlog", "backlog_bytes")
     return {
         "index": stage.index,
         "name": stage.name,

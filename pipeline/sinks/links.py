@@ -9,7 +9,9 @@ from typing import Any
 from pipeline.errors import EnvironmentFault
 from pipeline.graph import Node, Sink
 from pipeline.plan import SinkPlan
+from pipeline.sinks.call_sink import CallCarrier
 from pipeline.sinks.effects import EFFECT_FORMATS, Effect
+from pipeline.sinks.numbered import Carrier, NumberedEffect
 from pipeline.sinks.secrets import is_variable, normal_database, value_of
 
 
@@ -26,7 +28,9 @@ class SinkLinks:
         Raises EnvironmentFault when an extra or a variable is missing, SinkError for an address that cannot be one.
         """
         wanted = [sink for sink in sinks if sink.format in EFFECT_FORMATS]
-        return self._sql([sink for sink in wanted if sink.format == "sql"])
+        made = self._sql([sink for sink in wanted if sink.format == "sql"])
+        made += [NumberedEffect(sink, self._carrier(sink)) for sink in wanted if sink.format != "sql"]
+        return made
 
     def check(self, sinks: Iterable[SinkPlan]) -> None:
         """To be asked before a run. Raises as `effects`, and when a place cannot take what it will be given."""
@@ -44,6 +48,32 @@ class SinkLinks:
         return [
             self._sql_module().sql_effect(self._database(url), alike) for url, alike in self._by_database(sinks).items()
         ]
+
+    def _carrier(self, sink: SinkPlan) -> Carrier:
+        make = {"http": self._http, "kafka": self._kafka, "call": self._call}[sink.format]
+        return self._shared(f"{sink.format} {sink.name}", lambda: make(sink))  # type: ignore[no-any-return]
+
+    def _call(self, sink: SinkPlan) -> Carrier:
+        fn = self._specs[sink.name].fn
+        assert fn is not None
+        return CallCarrier(sink.name, fn, sink.options["batch"])
+
+    def _http(self, sink: SinkPlan) -> Carrier:
+        with _extra("a web address", "http"):
+            from pipeline.sinks.http_sink import HttpCarrier
+        secrets = self._secrets(sink)
+        headers = {name.removeprefix("header "): text for name, text in secrets.items() if name.startswith("header ")}
+        return HttpCarrier(secrets["url"], headers, sink.options["batch"], sink.options["timeout_seconds"])
+
+    def _kafka(self, sink: SinkPlan) -> Carrier:
+        with _extra("Kafka", "kafka"):
+            from pipeline.sinks.kafka_sink import KafkaCarrier
+        settings = self._secrets(sink)
+        return KafkaCarrier(settings.pop("servers"), sink.options["topic"], settings, sink.options["batch"])
+
+    def _secrets(self, sink: SinkPlan) -> dict[str, str]:
+        owner = f"of the sink {sink.name!r}"
+        return {name: value_of(text, f"{name} {owner}") for name, text in self._specs[sink.name].secrets.items()}
 
     def _by_database(self, sinks: Iterable[SinkPlan]) -> dict[str, list[SinkPlan]]:
         found: dict[str, list[SinkPlan]] = {}

@@ -20,6 +20,9 @@ CONNECT_SECONDS: Final = 3
 STATEMENT_SECONDS: Final = 15.0
 _LOCK_SECONDS: Final = 5
 
+ANSWER_SECONDS = STATEMENT_SECONDS + 5.0
+"""After this silence a server counts as frozen: it keeps its own bound no more."""
+
 _SESSION: Final = (
     f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'; SET LOCAL statement_timeout = '{STATEMENT_SECONDS:.0f}s';"
     # A frozen owner must not keep its locks for ever, and a constraint must speak before the commit.
@@ -105,7 +108,7 @@ class Database:
 
     def _watch(self) -> threading.Timer:
         """A server that is frozen answers nothing: after some time its socket is shut, which ends the wait."""
-        watch = threading.Timer(2 * STATEMENT_SECONDS, self._shut)
+        watch = threading.Timer(ANSWER_SECONDS, self._shut)
         watch.daemon = True
         if self.dialect != "sqlite":
             watch.start()

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from sqlalchemy import (
-    ARRAY,
     JSON,
     BigInteger,
     Boolean,
     Column,
     DateTime,
     Double,
-    Integer,
     LargeBinary,
     MetaData,
     Table,
     Text,
-    column,
     inspect,
-    table,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import NoSuchTableError
 from sqlalchemy.schema import CreateTable
-from sqlalchemy.sql import Executable
 
 from pipeline.errors import RowRejected, SinkError
 from pipeline.plan import SinkPlan
-
-Row: TypeAlias = dict[str, Any]
+from pipeline.sinks.sql_statements import Row, Target, Writer, read_columns
 
 _TYPES: Final[dict[type, Any]] = {
     bool: Boolean,
@@ -47,7 +38,6 @@ _TYPES: Final[dict[type, Any]] = {
     list: JSON,
     tuple: JSON,
 }
-_NESTED: Final = frozenset({dict, list, tuple})
 
 
 @dataclass
@@ -55,8 +45,8 @@ class SqlTable:
     """The table of one sink, as far as one worker knows it."""
 
     sink: SinkPlan
-    _columns: dict[str, Any] = field(default_factory=dict)
-    _statements: dict[tuple[str, ...], Executable] = field(default_factory=dict)
+    _columns: dict[str, str] = field(default_factory=dict)
+    _writers: dict[tuple[str, ...], Writer] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -72,7 +62,7 @@ class SqlTable:
 
     def forget(self) -> None:
         """What is known of the table may not be so: it is read again."""
-        self._columns, self._statements = {}, {}
+        self._columns, self._writers = {}, {}
 
     def check(self, connection: Connection) -> None:
         """To be asked before a run. Raises SinkError when the table is missing and not to be made, or does not fit."""
@@ -103,10 +93,9 @@ class SqlTable:
         for row in rows:
             by_shape.setdefault(tuple(row), []).append(row)
         for shape, alike in by_shape.items():
-            statement = self._statements.get(shape)
-            if statement is None:
-                statement = self._statements[shape] = self._statement(shape, connection.dialect.name)
-            connection.execute(statement, self._fitted(shape, alike))
+            if shape not in self._writers:
+                self._writers[shape] = self._writer(connection, shape)
+            self._writers[shape].write(connection, alike)
 
     def _key_columns(self) -> list[str]:
         own = [self.sink.key_field] if self.sink.key_field else []
@@ -117,13 +106,8 @@ class SqlTable:
         return schema or None, name
 
     def _read(self, connection: Connection) -> bool:
-        schema, name = self._split()
-        try:
-            found = inspect(connection).get_columns(name, schema)
-        except NoSuchTableError:
-            return False
-        self._columns = {each["name"]: each["type"] for each in found}
-        return True
+        self._columns = read_columns(connection, *self._split())
+        return bool(self._columns)
 
     def _is_unique(self, connection: Connection) -> bool:
         schema, name = self._split()
@@ -141,7 +125,7 @@ class SqlTable:
         self._read(connection)
 
     def _types_of(self, rows: list[Row]) -> dict[str, Any]:
-        """Integers and fractions together are numbers; of other kinds the first one counts; text for a column of nulls."""
+        """Integers and fractions together are numbers; else the first kind counts; a column of nulls is text."""
         found: dict[str, Any] = dict.fromkeys(self._key_columns())
         for row in rows:
             for name, value in row.items():
@@ -164,40 +148,12 @@ class SqlTable:
             f"make it ({text}{more}), or let it be made from the first rows with create=True",
         )
 
-    def _statement(self, shape: tuple[str, ...], dialect: str) -> Executable:
+    def _writer(self, connection: Connection, shape: tuple[str, ...]) -> Writer:
         unknown = [name for name in shape if name not in self._columns]
         if unknown:
             raise RowRejected(f"the table {self.name} has no column {unknown[0]!r}; it has {', '.join(self._columns)}")
-        schema, name = self._split()
-        target: Any = table(name, *(column(each) for each in shape), schema=schema)
-        insert: Any = postgresql.insert(target) if dialect == "postgresql" else sqlite.insert(target)
-        if not self.is_upsert:
-            return insert  # type: ignore[no-any-return]
-        changed = {each: insert.excluded[each] for each in shape if each not in self.key}
-        if changed:
-            return insert.on_conflict_do_update(index_elements=self.key, set_=changed)  # type: ignore[no-any-return]
-        return insert.on_conflict_do_nothing(index_elements=self.key)  # type: ignore[no-any-return]
-
-    def _fitted(self, shape: tuple[str, ...], rows: list[Row]) -> list[Row]:
-        """The rows with values that a driver takes: nested ones as JSON text, unless the column is an array."""
-        nested = []
-        for name in shape:
-            kinds = {type(row[name]) for row in rows}
-            kind = self._columns[name]
-            if float in kinds and isinstance(kind, Integer):
-                self._refuse_fractions(name, rows)
-            if kinds & _NESTED and not isinstance(kind, ARRAY):
-                nested.append(name)
-        if not nested:
-            return rows
-        return [{**row, **{name: _json(row[name]) for name in nested}} for row in rows]
-
-    def _refuse_fractions(self, name: str, rows: list[Row]) -> None:
-        """PostgreSQL would round them without a word."""
-        for row in rows:
-            value = row[name]
-            if type(value) is float and not value.is_integer():
-                raise RowRejected(f"the column {name!r} of {self.name} takes integers, not {value}")
+        key = tuple(self.key) if self.is_upsert else ()
+        return Writer(connection, Target(*self._split(), key), shape, self._columns)
 
     def _last_of_each_key(self, rows: list[Row]) -> list[Row]:
         """One row for each key, with what one statement after the other would leave."""
@@ -212,16 +168,3 @@ class SqlTable:
             except TypeError as error:
                 raise RowRejected(f"{key!r} cannot be a key of {self.name}: {error}") from error
         return list(found.values())
-
-
-def _json(value: Any) -> Any:
-    if type(value) not in _NESTED:
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, default=_refuse)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RowRejected(f"a value has no JSON form: {error}") from error
-
-
-def _refuse(value: object) -> Iterable[Any]:
-    raise TypeError(f"{type(value).__name__} in a list or dict")

@@ -139,6 +139,8 @@ class Commit:
     read_records: int
     released_bytes: int = 0
     counts: Counts = field(default_factory=Counts)
+    skipped: int = 0
+    """Records that were dropped; `meta` holds their sum so far."""
     meta: dict[str, Any] = field(default_factory=dict)
     log: dict[str, Any] = field(default_factory=dict)
     writes: list[Write] = field(default_factory=list)

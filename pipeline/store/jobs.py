@@ -23,7 +23,7 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
-    "taken", "emitted", "filtered", "duplicate", "late", "dead",
+    "taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped",
 )  # fmt: skip
 
 
@@ -38,6 +38,8 @@ class DeadLetter:
     error: str
     traceback: str
     payload: bytes
+    tried: tuple[str, ...] = ()
+    """A line for each attempt before the last one: milliseconds, number, error."""
 
 
 class JobStore:
@@ -254,7 +256,7 @@ def _partition(
         queued=int(queued),
         closed=bool(number["closed"]),
         done=bool(number["done"]),
-        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead")},
+        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped")},
     )
 
 
@@ -280,6 +282,7 @@ def _dead_letter(id_: str, fields: dict[bytes, bytes]) -> DeadLetter:
             error=fields[b"error"].decode(),
             traceback=fields[b"traceback"].decode(),
             payload=fields[b"payload"],
+            tried=tuple(fields[b"tried"].decode().split("\n")) if b"tried" in fields else (),
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the dead letter {id_} cannot be read: {error!r}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pipeline.codec import read_timer_member, state_field
 from pipeline.errors import UnknownJob
@@ -16,6 +16,11 @@ from pipeline.store import keys
 from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
 from pipeline.store.scripts import Scripts
+
+MOST_TRIED: Final = 10
+"""Attempts at a record that are remembered with their errors."""
+
+_ATTEMPT_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Acquired:
     """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds.
 
     run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
+    attempts: how often the record at the position has failed. tried: when and how, the last times.
+    skipped: records that failed and were dropped so far.
     """
 
     position: Position
@@ -48,6 +55,9 @@ class Acquired:
     watermarks: dict[str, int]
     run: str = ""
     given: dict[str, int] = field(default_factory=dict)
+    attempts: int = 0
+    tried: tuple[str, ...] = ()
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,7 @@ class Ownership:
         meta, log = _pairs(answer[1]), _pairs(answer[2])
         position = Position(meta["pos"], int(meta["rec"]))
         deaths = int(meta.get("deaths", 0)) if meta.get("deaths_at") == str(position) else 0
+        attempts, tried = _attempts(meta) if meta.get("tried_at") == str(position) else (0, ())
         return Acquired(
             position=position,
             deaths=deaths,
@@ -143,11 +154,22 @@ class Ownership:
             watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
             run=answer[4].decode(),
             given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
+            attempts=attempts,
+            tried=tried,
+            skipped=int(meta.get("skipped", 0)),
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
         """Says that the record at `position` is about to be run alone. False when fenced."""
         answer = self.scripts.run("trying", [keys.meta(self.job, row.stage, row.partition)], [row.token, str(position)])
+        return bool(answer[0] == 1)
+
+    def note_attempt(self, row: Assigned, position: Position, tried: Sequence[str], attempt: int, error: str) -> bool:
+        """Says that the record at `position` failed at this attempt, behind those of `tried`. False when fenced."""
+        lines = "\n".join(tried[-(MOST_TRIED - 1) :])
+        text = f"{attempt} {' '.join(error.split())[:_ATTEMPT_CHARACTERS]}"
+        names = [keys.meta(self.job, row.stage, row.partition)]
+        answer = self.scripts.run("attempt", names, [row.token, str(position), lines, text])
         return bool(answer[0] == 1)
 
     def load_state(
@@ -197,6 +219,12 @@ class Ownership:
 def groups_of_partition(partition: int, partitions: int) -> list[int]:
     """The key groups that a partition serves by the first table."""
     return [group for group in range(GROUPS) if group * partitions // GROUPS == partition]
+
+
+def _attempts(meta: dict[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Lines of `milliseconds number error`, oldest first; the number of the last one counts all."""
+    lines = tuple(meta.get("tried", "").split("\n"))
+    return int(lines[-1].split(" ", 2)[1]), lines
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:

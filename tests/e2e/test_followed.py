@@ -160,7 +160,7 @@ def test_a_table_that_does_not_exist_fails_the_job_with_a_hint(site: Site) -> No
 def test_what_is_not_there_yet_is_waited_for_until_ctrl_c(site: Site, text: str) -> None:
     site.write(text)
     run = site.start("flow.py", "--workers", "1")
-    wait_until(lambda: "source lines waits: " in run.said(), "the run says that it waits")
+    wait_until(lambda: "waiting: source lines: " in run.said(), "the run says that it waits")
     job = run.link[1]
     status = site.command("status", job, "--redis", run.address)
     assert "waiting   lines: " in status.stdout

@@ -67,6 +67,16 @@ def stopped_clock() -> float:
     return 0.0
 
 
+class HandClock:
+    """Goes on only when it is told to: a back-off is over when the test says so, at the next `look`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class SteppingClock:
     """Goes on by `seconds` at each look."""
 
@@ -237,9 +247,35 @@ class LocalJob:
                 return
         raise AssertionError(f"the job still works after {rounds} rounds; the last ends: {self.ends[-20:]}")
 
+    def run_through_pauses(self) -> None:
+        """Serves, sweeps, and lets each back-off come to its end, until nothing is left to do."""
+        for _ in range(1_000):
+            self.run_and_sweep()
+            if not self.serve_waiting():
+                return
+        raise AssertionError(f"partitions back off for ever; the last ends: {self.ends[-20:]}")
+
+    def serve_waiting(self) -> int:
+        """Lets the time of all partitions that back off come. The number of slices."""
+        slices = 0
+        for name, worker in list(self.workers.items()):
+            if worker.pauses():
+                worker._paused = dict.fromkeys(worker._paused, 0.0)
+                for place in worker.look():
+                    self.slice(name, place)
+                    slices += 1
+        self.drain_outputs()
+        return slices
+
     def sweep(self) -> int:
         """The leader's sweep: rings partitions whose ticket was lost. The number of those rung."""
-        return sum(self.leader.sweep(self.job, self.token, place, is_at_work=False) for place in self.places)
+        return sum(
+            self.leader.sweep(self.job, self.token, place, is_at_work=self._backs_off(place)) for place in self.places
+        )
+
+    def _backs_off(self, place: Place) -> bool:
+        held = [worker.hand.at.get(place) for worker in self.workers.values() if place in worker.places]
+        return any(hand is not None and hand[2] == "backoff" for hand in held)
 
     def run_and_sweep(self) -> None:
         """Serves and sweeps until there is nothing left to do, as after a fault."""

@@ -357,13 +357,27 @@ def test_levelling_leaves_nobody_with_two_more_than_the_newcomers(stages: int, p
         ({"partition": 1, "ring": ""}, True),
         ({"partition": 2, "ring": "w"}, False),
         ({"partition": 2, "ring": "1"}, True),  # it was woken, and the ticket got lost
+        ({"partition": 3, "ring": "1"}, False),
+        ({"partition": 3, "ring": ""}, True),
     ],
 )
 def test_a_partition_looks_forgotten_when_nobody_knows_of_its_work(part: dict[str, Any], expected: bool) -> None:
-    worker = a_worker("w1", slices=["0.1"], hand={"0.2": {"position": "1-0/0", "since_ms": 5, "why": "full"}})
+    hand = {"0.2": {"position": "1-0/0", "since_ms": 5, "why": "full"}}
+    hand["0.3"] = {"position": "1-0/0", "since_ms": 5, "why": "backoff"}
+    worker = a_worker("w1", slices=["0.1"], hand=hand)
     subject = replace(a_partition(0, 0, "w1", at_end=False), **part)
 
     assert looks_forgotten(subject, a_job([subject], [worker])) is expected
+
+
+def test_a_partition_that_backs_off_is_not_forgotten() -> None:
+    hand = {"0.0": {"position": "1-0/0", "since_ms": 500_000, "why": "backoff"}}
+    part = replace(a_partition(0, 0, "w1", at_end=False), ring="1")
+    facts = a_job([part], [a_worker("w1", hand=hand)])
+
+    assert not looks_forgotten(part, facts)
+    assert looks_forgotten(replace(part, ring=""), facts)
+    assert stuck_workers(facts) == []
 
 
 def test_a_forgotten_partition_is_rung_at_the_second_look_and_then_ever_more_rarely() -> None:

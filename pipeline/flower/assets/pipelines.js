@@ -130,7 +130,7 @@
     fill("stages", data.stages.map((stage) => [
       head(stage.index + " " + stage.name), number(rate(stage.taken_rate)), number(rate(stage.emitted_rate)),
       number(count(stage.backlog)), number(lag(stage)), number(count(stage.taken)), number(count(stage.emitted)),
-      number(count(stage.filtered + stage.duplicate + stage.late)), number(count(stage.dead)),
+      number(count(stage.filtered + stage.duplicate + stage.late + stage.skipped)), number(count(stage.dead)),
       number(stage.done + " of " + stage.partitions),
     ]), "No stages.");
   }
