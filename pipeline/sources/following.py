@@ -150,7 +150,8 @@ class Following:
         self._look_at = now + self._poll()
         for split in splits:
             if split.name not in self._ended:
-                self._strands.setdefault(split.name, Strand(split))
+                # One that is away may come back as another split of the same name.
+                self._strands.setdefault(split.name, Strand(split)).split = split
 
     def _serve(self, strand: Strand) -> int:
         """Reads and appends one portion; returns its number of records."""

@@ -270,8 +270,8 @@ class GrowingFiles:
         return file
 
     def _known_name(self, path: str, inode: int) -> str | None:
-        """The newest content of the inode that this file holds the read part of."""
-        names = self._names.get(inode)
+        """The newest content of the inode, held by no other file, of which this file holds what was read."""
+        names = [name for name in self._names.get(inode, ()) if name in self._gone]
         if not names:
             return None
         try:

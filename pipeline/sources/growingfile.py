@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from pipeline.errors import InputError, SourceAway
 from pipeline.records import Batch
 from pipeline.sources.endless import After, Portion, nothing
-from pipeline.sources.feed import FAULT_CHARACTERS
+from pipeline.sources.feed import BATCH_RECORDS, FAULT_CHARACTERS
 from pipeline.sources.filemarks import FileMark, mark_at
 from pipeline.sources.formats import LineFormat, as_text, is_blank
 from pipeline.sources.lines import MARK, check_start, whole_lines
@@ -127,7 +127,7 @@ class GrowingFile:
             data += read
             end = whole_lines(data)
             if end or not read:
-                return data[:end]
+                return _at_most(BATCH_RECORDS, data[:end])
             if len(data) >= LINE_BYTES:
                 self._long_bytes = len(data)
                 return b""
@@ -191,6 +191,14 @@ class GrowingFile:
     def _by_header(self, line: bytes) -> LineFormat:
         assert self._formats.by_header is not None  # there is one where no format is fixed
         return self._formats.by_header(Path(self._file.path), line)
+
+
+def _at_most(lines: int, data: bytes) -> bytes:
+    """The first whole lines of the data, about so many by their average length."""
+    count = max(data.count(b"\n"), data.count(b"\r"))
+    if count <= lines:
+        return data
+    return data[: whole_lines(data[: len(data) * lines // count]) or len(data)]
 
 
 @dataclass(frozen=True, slots=True)

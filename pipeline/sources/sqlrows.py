@@ -147,13 +147,17 @@ class SqlReader:
         if not found:
             return nothing(After.WAITING)
         places = [_index(names, column) for column in self._columns]
-        positions = [as_position(tuple(row[place] for place in places), self._columns) for row in found]
+        values = [tuple(row[place] for place in places) for row in found]
+        as_position(values[-1], self._columns)  # a type that cannot be kept is told before anything is taken
         rows = [{name: plain(value) for name, value in zip(names, row, strict=True)} for row in found]
-        self._last = tuple(found[-1][place] for place in places)
+        self._last = values[-1]
         after = After.MORE if len(rows) == self._limit else After.WAITING
         size = sum(size_of(value) for row in found for value in row)
         self._limit = max(1, min(2 * self._limit, BATCH_RECORDS, len(rows) * BATCH_BYTES // max(size, 1)))
-        return Portion(Batch(rows), after, positions.__getitem__, lambda index: f"row at {positions[index]}")
+        columns = self._columns
+        return Portion(
+            Batch(rows), after, lambda at: as_position(values[at], columns), lambda at: f"row at {values[at]!r}"
+        )
 
     def _query(self) -> Any:
         columns: list[Any] = [sa.column(name) for name in self._columns]

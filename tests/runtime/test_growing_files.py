@@ -18,6 +18,7 @@ from pipeline import read
 from pipeline.errors import InputError, PipelineError
 from pipeline.settings import Limits
 from pipeline.sources import growing, growingfile
+from pipeline.sources.opening import open_source
 from tests.runtime.followed import Follow
 
 
@@ -260,6 +261,57 @@ def test_many_new_files_are_read_a_few_at_a_time(follow: Callable[..., Follow], 
 
     assert sorted(map(int, one.values())) == list(range(200))
     assert 0 < most <= 64
+
+
+def test_very_short_lines_come_in_bounded_portions(follow: Callable[..., Follow], tmp_path: Path) -> None:
+    append(tmp_path / "log", "\n" * 100_000)
+    one = follow(following(tmp_path / "log"))
+    source = open_source(one.spec, one.feed())
+    reader = source.look(1)[0].open(None)
+
+    sizes = [len(reader.read().batch) for _ in range(25)]
+
+    assert sizes == [4_000] * 25
+    reader.close()
+
+
+def test_files_of_one_number_on_two_devices_are_two_files(
+    follow: Callable[..., Follow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        append(tmp_path / name, f"{name}\n")
+    monkeypatch.setattr(growing, "_key", lambda facts: (facts.st_ino, 7))  # as if each had a device of its own
+    one = follow(following(tmp_path))
+    one.rounds(3)
+    one.start()
+    append(tmp_path / "b", "more\n")
+    one.rounds(3)
+
+    assert sorted(one.values()) == ["a", "b", "more"]
+
+
+def test_a_file_that_could_not_be_opened_vanished_and_came_back_is_read(
+    follow: Callable[..., Follow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path / "a", "a\n")
+    real, taken_away = os.open, True
+
+    def refuse(path: Any, *args: Any, **more: Any) -> int:
+        if taken_away and str(path).endswith("/a"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **more)
+
+    monkeypatch.setattr("pipeline.sources.growing.os.open", refuse)
+    one = follow(following(tmp_path))
+    one.rounds(6)
+    other = tmp_path.parent / f"{tmp_path.name}-other"
+    other.mkdir()
+    (tmp_path / "a").rename(other / "a")
+    one.rounds(1)
+    (other / "a").rename(tmp_path / "a")
+    taken_away = False
+
+    one.until(lambda: one.values() == ["a"])
 
 
 def test_a_file_that_has_gone_is_forgotten_after_a_week_and_one_that_is_there_is_not(
