@@ -31,6 +31,10 @@ class InputError(CeleriacError):
     """Raised when a source cannot be read: a missing file, a folder without files, a bad header."""
 
 
+class SourceAway(CeleriacError):
+    """Raised when what a source reads from does not answer, or is not there, just now. Worth a retry, after a pause."""
+
+
 class ProducerError(CeleriacError):
     """Raised when a producer is used wrongly: a bad argument, a source that takes no records, sending after its end."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.lifecycle import JobState
@@ -12,7 +12,7 @@ from pipeline.positions import Position
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it is registered. Times are server milliseconds."""
+    """A job as it is registered. Times are server milliseconds. `waits`: source -> what it waits for just now."""
 
     job: str
     plan: Plan
@@ -25,6 +25,7 @@ class JobRecord:
     run_id: str
     gate: str
     completed_sources: frozenset[str]
+    waits: dict[str, str] = field(default_factory=dict)
 
     @property
     def run(self) -> str:
@@ -128,9 +129,14 @@ class JobFacts:
     """What all dead letters take in Redis, estimated."""
 
 
+def waiting_sources(record: JobRecord) -> dict[str, str]:
+    """Source -> what it waits for, where the job still reads."""
+    return record.waits if record.state is JobState.RUNNING else {}
+
+
 def waiting_for(facts: JobFacts) -> frozenset[str]:
-    """What partitions wait for with a back-off, in the words of their workers."""
-    found = set()
+    """What partitions wait for with a back-off, in the words of their workers, and what sources wait for."""
+    found = {f"source {source}: {why}" for source, why in waiting_sources(facts.record).items()}
     for worker in facts.workers:
         hands = worker.report.get("hand")
         for hand in hands.values() if isinstance(hands, dict) else ():

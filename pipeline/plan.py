@@ -7,6 +7,7 @@ there without passing another KeyBy. A node behind a Union may stand in several 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -62,6 +63,20 @@ class SourcePlan(msgspec.Struct, frozen=True):
 
 PRODUCER_FORMAT = "producer"
 """Sources that nobody reads: applications send to them."""
+
+FOLLOWED_FORMATS = ("generator", "sql", "redis_stream", "kafka")
+"""Sources that are read from a position which Redis keeps; so are files that grow."""
+
+
+def is_followed(format: str, options: Mapping[str, Any]) -> bool:
+    """Whether a source is read from a position which Redis keeps, and not as splits that are counted."""
+    return format in FOLLOWED_FORMATS or bool(options.get("follow"))
+
+
+def is_endless(format: str, options: Mapping[str, Any]) -> bool:
+    """Whether a source has no end, so that its job runs until it is drained."""
+    return format == PRODUCER_FORMAT or (is_followed(format, options) and options.get("poll_seconds") is not None)
+
 
 STREAM_FORMATS = ("console", "stream")
 """Sinks that are output streams in Redis; all others write files."""

@@ -50,7 +50,7 @@ def publish_job(store: JobStore, record: JobRecord) -> list[Published]:
             [StagedFacts.decode(facts) for facts in staged.get(sink.name, [])],
             pipeline=record.plan.pipeline,
             run=record.run,
-            published=totals.get(f"p:{sink.name}", 0),
+            published=totals.get(f"r:{sink.name}", 0),
         )
         for sink in file_sinks(record.plan)
     ]

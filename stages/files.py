@@ -100,7 +100,7 @@ class StagedFiles:
             before = totals.get(retired.sink, self._published.get(retired.sink, 0))
             totals[retired.sink] = before + retired.facts.records
         fields = [_field(retired.sink, retired.facts.file) for retired in self._forgotten]
-        return [Write("HDEL", keys.files(self._job), fields)], {f"p:{sink}": total for sink, total in totals.items()}
+        return [Write("HDEL", keys.files(self._job), fields)], {f"r:{sink}": total for sink, total in totals.items()}
 
     def write(self, outputs: Mapping[str, Batch]) -> list[Write]:
         """Stores the rows durably; what to commit of them. Raises SinkError, EncodingError."""

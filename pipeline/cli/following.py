@@ -163,7 +163,7 @@ class Follower:
             self.screen.note("Redis has room again")
 
     def _tell_waits(self, facts: JobFacts) -> None:
-        """A sink that is away, or a record that is to be tried again, fails nothing: the partition waits."""
+        """A source or sink that is away, or a record that is to be tried again, fails nothing: it is waited for."""
         waits = waiting_for(facts)
         for reason in sorted(waits - self._waits):
             self.screen.warn(f"waiting: {reason}")

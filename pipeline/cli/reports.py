@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
-from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts
+from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
 from pipeline.plan import SinkPlan
 from pipeline.sinks.publisher import Published
 from pipeline.store.letters import DeadLetter
@@ -97,6 +97,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
@@ -168,6 +169,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
         **job_json(facts.record),
         "now_ms": facts.now_ms,
         "leader": facts.leader,
+        "waiting_sources": waiting_sources(facts.record),
         "workers": [
             {"name": each.name, "age_seconds": each.age_seconds, "is_reported_dead": each.is_reported_dead}
             for each in facts.workers

@@ -160,7 +160,7 @@ class JobStore:
             logs = pipe.execute()
         found: dict[str, int] = {}
         for name, value in (pair for log in logs for pair in log.items()):
-            if name.startswith((b"n:", b"p:")):
+            if name.startswith((b"n:", b"r:")):
                 found[name.decode()] = found.get(name.decode(), 0) + int(value)
         return found
 
@@ -238,6 +238,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             run_id=text["run_id"],
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
+            waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error

@@ -156,7 +156,7 @@ class Ownership:
             watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
             run=answer[4].decode(),
             given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
-            published={name[2:]: int(value) for name, value in log.items() if name.startswith("p:")},
+            published={name[2:]: int(value) for name, value in log.items() if name.startswith("r:")},
             attempts=attempts,
             tried=tried,
             skipped=int(meta.get("skipped", 0)),
