@@ -78,9 +78,6 @@ def is_endless(format: str, options: Mapping[str, Any]) -> bool:
     return format == PRODUCER_FORMAT or (is_followed(format, options) and options.get("poll_seconds") is not None)
 
 
-_CALLS_OF_A_STEP = 3
-"""Of a program with a deadline, and time for its start."""
-
 STREAM_FORMATS = ("console", "stream")
 """Sinks that are output streams in Redis; all others write files."""
 
@@ -154,10 +151,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
-    """Cuts a valid graph into stages of `partitions` partitions each.
-
-    `stuck_seconds` becomes longer where a program may take longer: it has a deadline of its own.
-    """
+    """Cuts a valid graph into stages of `partitions` partitions each."""
     roots = [node for node in graph.nodes if isinstance(node, Source | KeyBy)]
     members = {root.name: _members(graph, root.name) for root in roots}
     index = {root.name: number for number, root in enumerate(roots)}
@@ -196,16 +190,7 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
         for node in graph.nodes
         if isinstance(node, Keyed) and node.name in stage.nodes
     )
-    return Plan(
-        PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, _patient(limits, graph), sources, states
-    )
-
-
-def _patient(limits: Limits, graph: Graph) -> Limits:
-    deadlines = [node.timeout_seconds for node in graph.nodes if isinstance(node, External)]
-    # A step that fails calls a program for its whole batch, and then for the first record alone.
-    longest = _CALLS_OF_A_STEP * max(deadlines, default=0.0)
-    return msgspec.structs.replace(limits, stuck_seconds=max(limits.stuck_seconds, longest))
+    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits, sources, states)
 
 
 def fingerprint(graph: Graph) -> str:

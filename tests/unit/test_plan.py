@@ -213,15 +213,3 @@ def test_importing_the_package_stays_light() -> None:
     )
 
     assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize(("timeout_seconds", "stuck_seconds"), [(10.0, 60.0), (100.0, 300.0)])
-def test_a_program_that_may_take_long_does_not_make_its_worker_seem_stuck(
-    timeout_seconds: float, stuck_seconds: float
-) -> None:
-    flow = Pipeline("slow")
-    flow.source(read.iterable([1]), name="in").external("cat", timeout_seconds=timeout_seconds, name="program").sink(
-        write.console(), name="out"
-    )
-
-    assert compile_plan(flow.graph(), 1, Limits()).limits.stuck_seconds == stuck_seconds
