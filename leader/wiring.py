@@ -10,6 +10,7 @@ from leader.duties.ending import Ending
 from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
 from leader.duties.placement import Placement
+from leader.duties.readers import Readers
 from leader.duties.retention import Retention
 from leader.duties.retry import Retry
 from leader.duties.visitors import Visitors
@@ -36,7 +37,7 @@ def make_round(
     leadership = Leadership(scripts, name, f"{rng.getrandbits(64):016x}")
 
     def make_duties() -> Duties:
-        retention = Retention(leadership)
+        retention, readers = Retention(leadership), Readers(leadership)
         return Duties(
             working=(
                 Gate(leadership, jobs.memory),
@@ -46,8 +47,9 @@ def make_round(
                 Lifecycle(jobs),
                 retention,
                 Visitors(leadership),
+                readers,
             ),
-            ended=(retention,),
+            ended=(retention, readers),
         )
 
     return Round(jobs, leadership, LeaderRegistry(scripts, name), make_duties, clock)

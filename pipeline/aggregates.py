@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Field: TypeAlias = str | Callable[[Any], Any] | None
 """What is aggregated: the entry of that name of each value, what the function gives, or the value itself."""
@@ -13,7 +13,7 @@ Field: TypeAlias = str | Callable[[Any], Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """A fold over the values of one key. `name` stands in its errors.
+    """A fold over the values of one key. `name` stands in its errors, `kind` is the name of a built-in one.
 
     create() gives the state before the first value; add(state, value) the state after it, and may change the
     state in place; result(state) the result so far, and must not change it. A state must be encodable.
@@ -23,6 +23,7 @@ class Aggregation:
     create: Callable[[], Any]
     add: Callable[[Any, Any], Any]
     result: Callable[[Any], Any]
+    kind: str = ""
 
 
 def count() -> Aggregation:
@@ -42,7 +43,7 @@ def total(field: Field = None) -> Aggregation:
         _add_number(name, state, value if read is None else read(value))
         return state
 
-    return Aggregation(name, lambda: [0, 0, 0.0], add, _sum_of)
+    return Aggregation(name, lambda: [0, 0, 0.0], add, _sum_of, "total")
 
 
 def mean(field: Field = None) -> Aggregation:
@@ -61,7 +62,7 @@ def mean(field: Field = None) -> Aggregation:
         state[3] += 1
         return state
 
-    return Aggregation(name, lambda: [0, 0, 0.0, 0], add, lambda state: _sum_of(state) / state[3])
+    return Aggregation(name, lambda: [0, 0, 0.0, 0], add, _mean_of, "mean")
 
 
 def minimum(field: Field = None) -> Aggregation:
@@ -78,7 +79,7 @@ def minimum(field: Field = None) -> Aggregation:
             raise _refusal(name, item, "a value")
         return item if state is None or item < state else state
 
-    return Aggregation(name, _nothing, add, _itself)
+    return Aggregation(name, _nothing, add, _itself, "minimum")
 
 
 def maximum(field: Field = None) -> Aggregation:
@@ -95,7 +96,7 @@ def maximum(field: Field = None) -> Aggregation:
             raise _refusal(name, item, "a value")
         return item if state is None or item > state else state
 
-    return Aggregation(name, _nothing, add, _itself)
+    return Aggregation(name, _nothing, add, _itself, "maximum")
 
 
 def _add_number(name: str, state: list[Any], number: Any) -> None:
@@ -121,6 +122,10 @@ def _sum_of(state: list[Any]) -> int | float:
     # After an infinity the compensation is inf - inf.
     rest = floats + compensation if math.isfinite(floats) else floats
     return float(ints + rest)
+
+
+def _mean_of(state: list[Any]) -> float:
+    return _sum_of(state) / int(state[3])
 
 
 def _refusal(name: str, item: Any, wanted: str) -> TypeError:
@@ -159,5 +164,14 @@ def _one_more(state: int, _value: Any) -> int:
     return state + 1
 
 
-COUNT = Aggregation("count()", int, _one_more, _itself)
+COUNT = Aggregation("count()", int, _one_more, _itself, "count")
 """The one instance that `count` returns: operators recognise it and count faster."""
+
+RESULTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "count": _itself,
+    "total": _sum_of,
+    "mean": _mean_of,
+    "minimum": _itself,
+    "maximum": _itself,
+}
+"""Kind of a built-in aggregation -> how its state becomes its result, for those without the pipeline's file."""

@@ -31,8 +31,16 @@ class InputError(CeleriacError):
     """Raised when a source cannot be read: a missing file, a folder without files, a bad header."""
 
 
+class SourceAway(CeleriacError):
+    """Raised when what a source reads from does not answer, or is not there, just now. Worth a retry, after a pause."""
+
+
 class ProducerError(CeleriacError):
     """Raised when a producer is used wrongly: a bad argument, a source that takes no records, sending after its end."""
+
+
+class ReadingError(CeleriacError):
+    """Raised when results or state are asked for wrongly: no such sink, stage or key, a position that is not kept."""
 
 
 class RowRejected(EncodingError):
@@ -101,6 +109,10 @@ class UnknownSender(StoreError):
 
 class StaleSender(StoreError):
     """Raised when a newer instance of this sender has registered: this one must stop."""
+
+
+class StaleReader(StoreError):
+    """Raised when a reader was removed, has expired, or was moved by another process of its name."""
 
 
 class InboxClosed(StoreError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.lifecycle import JobState
@@ -12,7 +12,7 @@ from pipeline.positions import Position
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it is registered. Times are server milliseconds."""
+    """A job as it is registered. Times are server milliseconds. `waits`: source -> what it waits for just now."""
 
     job: str
     plan: Plan
@@ -25,6 +25,12 @@ class JobRecord:
     run_id: str
     gate: str
     completed_sources: frozenset[str]
+    waits: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def run(self) -> str:
+        """Tells jobs of the same id, and generations of one job, apart."""
+        return f"{self.made_at_ms}.{self.generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,41 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """One reader of an output stream, which has not read the results from `next_number` on.
+
+    is_temporary: it has no name of its own; what it has read is not given up. expire_seconds: None for never.
+    """
+
+    name: str
+    is_temporary: bool
+    next_number: int
+    unread: int
+    silent_seconds: float
+    expire_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """One output stream. It keeps the results from `oldest` to `next_number` - 1. `waiting`: partitions that it stops.
+
+    `name` is what its readers ask for: the stream's name, or that of a console sink.
+    """
+
+    name: str
+    oldest: int
+    next_number: int
+    bytes: int
+    waiting: int
+    readers: tuple[ReaderFacts, ...]
+
+    @property
+    def slowest(self) -> ReaderFacts | None:
+        """The reader that the stream waits for when it is full."""
+        return min(self.readers, key=lambda reader: (reader.next_number, reader.name), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     record: JobRecord
     now_ms: int
@@ -82,13 +123,20 @@ class JobFacts:
     dead_letters: int
     finished_splits: dict[str, int]
     """Source -> splits of it that are finished."""
+    outputs: tuple[OutputFacts, ...] = ()
+    """The output streams, in the order of the plan."""
     dead_letter_bytes: int = 0
     """What all dead letters take in Redis, estimated."""
 
 
+def waiting_sources(record: JobRecord) -> dict[str, str]:
+    """Source -> what it waits for, where the job still reads."""
+    return record.waits if record.state is JobState.RUNNING else {}
+
+
 def waiting_for(facts: JobFacts) -> frozenset[str]:
-    """What partitions wait for with a back-off, in the words of their workers."""
-    found = set()
+    """What partitions wait for with a back-off, in the words of their workers, and what sources wait for."""
+    found = {f"source {source}: {why}" for source, why in waiting_sources(facts.record).items()}
     for worker in facts.workers:
         hands = worker.report.get("hand")
         for hand in hands.values() if isinstance(hands, dict) else ():

@@ -12,16 +12,20 @@ from pipeline.policies import GIVE_UP, ErrorPolicy
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What a source reads. `format` is text, csv, json, parquet, iterable or producer; `path` a file, folder or glob.
+    """What a source reads. `path` is a file, folder or glob.
 
-    `options` holds JSON values only (column names, delimiter, engine, ...). `items` makes the values of an
-    iterable source; it is None for the others.
+    `format` is text, csv, json, parquet, iterable, producer, generator, sql, redis_stream or kafka.
+    `options` holds JSON values only (column names, delimiter, engine, ...) and enters the plan, which others may read.
+    `items` makes the values of an iterable source, `fn` those of a generator source. `secrets` (addresses with
+    passwords) and the functions stay in the processes that load the graph.
     """
 
     format: str
     path: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     items: Callable[[], Iterable[Any]] | None = None
+    fn: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ there without passing another KeyBy. A node behind a Union may stand in several 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -63,6 +64,20 @@ class SourcePlan(msgspec.Struct, frozen=True):
 PRODUCER_FORMAT = "producer"
 """Sources that nobody reads: applications send to them."""
 
+FOLLOWED_FORMATS = ("generator", "sql", "redis_stream", "kafka")
+"""Sources that are read from a position which Redis keeps; so are files that grow."""
+
+
+def is_followed(format: str, options: Mapping[str, Any]) -> bool:
+    """Whether a source is read from a position which Redis keeps, and not as splits that are counted."""
+    return format in FOLLOWED_FORMATS or bool(options.get("follow"))
+
+
+def is_endless(format: str, options: Mapping[str, Any]) -> bool:
+    """Whether a source has no end, so that its job runs until it is drained."""
+    return format == PRODUCER_FORMAT or (is_followed(format, options) and options.get("poll_seconds") is not None)
+
+
 STREAM_FORMATS = ("console", "stream")
 """Sinks that are output streams in Redis; all others write files."""
 
@@ -70,6 +85,23 @@ STREAM_FORMATS = ("console", "stream")
 def stream_name(sink: SinkPlan) -> str:
     """The name under which a stream sink's output is read."""
     return str(sink.options.get("name", sink.name))
+
+
+def stream_names(plan: Plan) -> list[str]:
+    """The output streams of a job, by the names under which they are read, each once."""
+    return list(dict.fromkeys(stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS))
+
+
+class StatePlan(msgspec.Struct, frozen=True):
+    """An operator with state, as those need it who read the state without the pipeline's file.
+
+    aggregates: names of the built-in aggregations that turn its state into its result: one, or those of a dict by
+    field, "" for one of the user's own. None: the state is the result.
+    """
+
+    operator: str
+    stage: int
+    aggregates: str | dict[str, str] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -80,6 +112,7 @@ class Plan(msgspec.Struct, frozen=True):
     sinks: tuple[SinkPlan, ...]
     limits: Limits
     sources: tuple[SourcePlan, ...] = ()
+    states: tuple[StatePlan, ...] = ()
 
     def stage(self, index: int) -> StagePlan:
         return self.stages[index]
@@ -151,7 +184,13 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
     sources = tuple(
         SourcePlan(node.name, node.spec.format, node.spec.options) for node in graph.nodes if isinstance(node, Source)
     )
-    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits, sources)
+    states = tuple(
+        StatePlan(node.name, stage.index, node.operator.aggregates())
+        for stage in stages
+        for node in graph.nodes
+        if isinstance(node, Keyed) and node.name in stage.nodes
+    )
+    return Plan(PROTOCOL, graph.name, fingerprint(graph), tuple(stages), sinks, limits, sources, states)
 
 
 def fingerprint(graph: Graph) -> str:

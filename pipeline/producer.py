@@ -115,7 +115,9 @@ class Producer:
         job drains or has ended, UnknownJob when there is none, StaleSender when another process uses the name,
         ProducerError after `close`: the producer is of no more use then.
         """
-        opened = self._open()
+        opened = self._opened
+        if opened is None or self._is_closed:
+            opened = self._open()
         record = opened.packer.pack(key, value, timestamp, id, time.time_ns() // 1_000_000)
         if not opened.outbox.offer(record):
             opened.outbox.put(record, self._bounds.full_timeout_seconds)

@@ -42,12 +42,15 @@ def publish_job(store: JobStore, record: JobRecord) -> list[Published]:
     be published, those before it stay. Raises SinkError, EnvironmentFault, DecodingError, StoreError.
     """
     staged = store.staged_files(record.job)
+    totals = store.log_totals(record)
     return [
         publish(
             sink,
             record.job,
             [StagedFacts.decode(facts) for facts in staged.get(sink.name, [])],
             pipeline=record.plan.pipeline,
+            run=record.run,
+            published=totals.get(f"r:{sink.name}", 0),
         )
         for sink in file_sinks(record.plan)
     ]

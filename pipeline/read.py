@@ -7,13 +7,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from pipeline.addresses import checked_address
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.plan import PRODUCER_FORMAT
-from pipeline.validation import absolute_path, check_function, is_unicode, suggestion
+from pipeline.sinks.secrets import without_secrets
+from pipeline.validation import absolute_path, check_function, checked_seconds, is_unicode, suggestion
 
 READERS: Final = ("auto", "local", "spark")
 TYPES: Final = ("int", "float", "text")
+ON_LOST: Final = ("fail", "continue")
+KAFKA_VALUES: Final = ("json", "text", "bytes")
+
+POLL_SECONDS: Final = 0.25
 
 ID_SECONDS: Final = 86_400
 ID_COUNT: Final = 1_000_000
@@ -21,13 +27,23 @@ _MOST_ID_SECONDS: Final = 366 * 86_400
 _MOST_IDS: Final = 1_000_000_000
 
 
-def text(path: str | os.PathLike[str], reader: str = "auto") -> SourceSpec:
+def text(
+    path: str | os.PathLike[str],
+    reader: str = "auto",
+    *,
+    follow: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> SourceSpec:
     """The lines of a file, of the files of a folder, or of all files that a glob matches, as text.
 
     `reader` is "local" (plain Python), "spark", or "auto": Spark where there is much to read.
     A relative path counts from the current folder of this call. Raises PipelineError for a bad argument.
+
+    follow: the files grow, are rotated, and new ones come: the job runs until it is drained. docs/sources.md says how
+    they are known again. `poll_seconds` is then how often they are looked at.
     """
-    return SourceSpec("text", absolute_path(path, "read.text"), {"reader": _reader(reader, "read.text")})
+    options = {"reader": _reader(reader, "read.text"), **_following(follow, poll_seconds, reader, "read.text")}
+    return SourceSpec("text", absolute_path(path, "read.text"), options)
 
 
 def csv(
@@ -37,12 +53,16 @@ def csv(
     null_values: Sequence[str] = ("", "NA"),
     types: Mapping[str, str] | None = None,
     reader: str = "auto",
+    *,
+    follow: bool = False,
+    poll_seconds: float = POLL_SECONDS,
 ) -> SourceSpec:
-    """The rows of CSV files with a header line, as dicts. `path` and `reader` are as for `text`.
+    """The rows of CSV files with a header line, as dicts. `path`, `reader`, `follow`, `poll_seconds` are as for `text`.
 
     columns: the columns to keep, all by default.
     null_values: texts that are read as None.
-    types: column -> "int", "float" or "text", for columns whose type must not be inferred.
+    types: column -> "int", "float" or "text", for columns whose type must not be inferred. With `follow` nothing is
+    inferred, since the rows are not there yet: the other columns are text.
     """
     wanted = _columns(columns, "read.csv")
     options = {
@@ -51,13 +71,21 @@ def csv(
         "null_values": _texts(null_values, "null_values", "read.csv"),
         "types": _types(types, wanted),
         "reader": _reader(reader, "read.csv"),
+        **_following(follow, poll_seconds, reader, "read.csv"),
     }
     return SourceSpec("csv", absolute_path(path, "read.csv"), options)
 
 
-def json(path: str | os.PathLike[str], reader: str = "auto") -> SourceSpec:
-    """The values of JSON Lines files: one JSON value a line. `path` and `reader` are as for `text`."""
-    return SourceSpec("json", absolute_path(path, "read.json"), {"reader": _reader(reader, "read.json")})
+def json(
+    path: str | os.PathLike[str],
+    reader: str = "auto",
+    *,
+    follow: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> SourceSpec:
+    """The values of JSON Lines files: one JSON value a line. The arguments are as for `text`."""
+    options = {"reader": _reader(reader, "read.json"), **_following(follow, poll_seconds, reader, "read.json")}
+    return SourceSpec("json", absolute_path(path, "read.json"), options)
 
 
 def parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None, reader: str = "auto") -> SourceSpec:
@@ -101,20 +129,156 @@ def producer(with_keys: bool = False, id_seconds: int = ID_SECONDS, id_count: in
     that come again. The bound of time or the bound of number, whichever is met first.
     Raises PipelineError for a bad argument.
     """
-    if not isinstance(with_keys, bool):
-        raise PipelineError(f"read.producer: with_keys must be True or False, not {with_keys!r}")
     options = {
-        "with_keys": with_keys,
+        "with_keys": _flag(with_keys, "with_keys", "read.producer"),
         "id_seconds": _whole(id_seconds, "id_seconds", _MOST_ID_SECONDS),
         "id_count": _whole(id_count, "id_count", _MOST_IDS),
     }
     return SourceSpec(PRODUCER_FORMAT, "", options)
 
 
+def generator(fn: Callable[[Any], Iterable[tuple[Any, Any]]], poll_seconds: float | None = 1.0) -> SourceSpec:
+    """The values that a function makes, which can go on where it stopped: fn(position) -> pairs (position, value).
+
+        def tickets(position):
+            for ticket in api.tickets(after=position or 0):
+                yield ticket["id"], ticket
+
+        read.generator(tickets)
+
+    The position is a JSON value of at most 4 KB, None at the first call. It is stored with its record, and after a
+    restart fn is called with the newest one: it must then give what follows, and the same each time.
+    poll_seconds: the pause before fn is called again when it has ended. None: its end is the end of the source.
+    Raises PipelineError for a bad argument.
+    """
+    check_function(fn, ("position",), "read.generator")
+    seconds = None if poll_seconds is None else checked_seconds(poll_seconds, "poll_seconds", "read.generator")
+    return SourceSpec("generator", options={"poll_seconds": seconds}, fn=fn)
+
+
+def sql(url: str, table: str, column: str | Sequence[str], *, poll_seconds: float = 1.0) -> SourceSpec:
+    """The rows of a table, or of a query (any text with a space in it), as dicts, in the order of a column that grows.
+
+        read.sql("env:ORDERS_DB", "orders", column="id")
+        read.sql("sqlite:///shop.db", "SELECT * FROM orders WHERE paid", column=["updated_at", "id"])
+
+    url: an SQLAlchemy address, or "env:NAME" for what that variable holds where the source is read. It enters neither
+    the plan nor Redis.
+    column: its value must be unique and must grow with each new row; several columns do that together. Of a table this
+    is checked when reading begins. Rows where it is NULL are not read.
+    Raises PipelineError for a bad argument.
+    """
+    address = checked_address(url, "read.sql", '"postgresql://user:password@host/name"')
+    columns = [column] if isinstance(column, str) else _columns(column, "read.sql")
+    if not columns or not all(columns):
+        raise PipelineError(f"read.sql: column must name one or more columns, not {column!r}")
+    options = {
+        "url": without_secrets(address),
+        "table": _text(table, "table", "read.sql"),
+        "columns": columns,
+        "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", "read.sql"),
+    }
+    return SourceSpec("sql", options=options, secrets={"url": address})
+
+
+def redis_stream(
+    url: str, key: str, *, with_ids: bool = False, on_lost: str = "fail", poll_seconds: float = 0.1
+) -> SourceSpec:
+    """The entries of a Redis stream, from its first one on, as dicts of text (bytes where they are no UTF-8).
+
+    url: redis://, rediss:// or unix://, or "env:NAME" for what that variable holds where it is read.
+    with_ids: each value is {"id": "1700000000000-0", "value": {...}}. The event time is that of the id in any case.
+    on_lost: what happens when entries were trimmed before they were read: "fail" ends the job, "continue" logs it.
+    Raises PipelineError for a bad argument.
+    """
+    owner = "read.redis_stream"
+    address = checked_address(url, owner, '"redis://user:password@host:6379/0"')
+    options = {
+        "url": without_secrets(address),
+        "key": _text(key, "key", owner),
+        "with_ids": _flag(with_ids, "with_ids", owner),
+        "on_lost": _on_lost(on_lost, owner),
+        "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", owner),
+    }
+    return SourceSpec("redis_stream", options=options, secrets={"url": address})
+
+
+def kafka(
+    servers: str,
+    topic: str,
+    *,
+    values: str = "json",
+    with_keys: bool = False,
+    on_lost: str = "fail",
+    config: Mapping[str, str] | None = None,
+    poll_seconds: float = 0.1,
+) -> SourceSpec:
+    """The messages of a Kafka topic, from its oldest ones on. Each topic partition keeps its order.
+
+    servers: `host:port,host:port`.
+    values: "json", "text" or "bytes". What is no JSON becomes a dead letter.
+    with_keys: each value is {"key": ..., "value": ...}; the key is text, or bytes where it is no UTF-8.
+    on_lost: what happens when messages were deleted before they were read: "fail" ends the job, "continue" logs it.
+    config: more settings of librdkafka (security.protocol, sasl.password, ...); "env:NAME" stands for what that
+    variable holds where the source is read. They enter neither the plan nor Redis.
+    Raises PipelineError for a bad argument.
+    """
+    owner = "read.kafka"
+    if values not in KAFKA_VALUES:
+        raise PipelineError(f"{owner}: values must be one of {', '.join(KAFKA_VALUES)}, not {values!r}")
+    options = {
+        "servers": _text(servers, "servers", owner),
+        "topic": _text(topic, "topic", owner),
+        "values": values,
+        "with_keys": _flag(with_keys, "with_keys", owner),
+        "on_lost": _on_lost(on_lost, owner),
+        "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", owner),
+    }
+    return SourceSpec("kafka", options=options, secrets=_settings(config, owner))
+
+
+def _settings(config: object, owner: str) -> dict[str, str]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping) and all(isinstance(part, str) for pair in config.items() for part in pair):
+        return dict(config)
+    raise PipelineError(f"{owner}: config must be a dict of text", hint='config={"security.protocol": "SSL"}')
+
+
+def _on_lost(on_lost: object, owner: str) -> str:
+    if isinstance(on_lost, str) and on_lost in ON_LOST:
+        return on_lost
+    raise PipelineError(f"{owner}: on_lost must be one of {', '.join(ON_LOST)}, not {on_lost!r}")
+
+
+def _flag(flag: object, field: str, owner: str) -> bool:
+    if isinstance(flag, bool):
+        return flag
+    raise PipelineError(f"{owner}: {field} must be True or False, not {flag!r}")
+
+
+def _text(value: object, field: str, owner: str) -> str:
+    if isinstance(value, str) and value.strip() and is_unicode(value) and "\0" not in value:
+        return value
+    raise PipelineError(f"{owner}: {field} must be text, not {value!r}")
+
+
 def _whole(number: object, field: str, most: int) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= most:
         return number
     raise PipelineError(f"read.producer: {field} must be a whole number from 1 to {most:,}, not {number!r}")
+
+
+def _following(follow: object, poll_seconds: object, reader: str, owner: str) -> dict[str, Any]:
+    """The options of a source that is followed; none for one that is not."""
+    if not isinstance(follow, bool):
+        raise PipelineError(f"{owner}: follow must be True or False, not {follow!r}")
+    seconds = checked_seconds(poll_seconds, "poll_seconds", owner)
+    if not follow:
+        return {}
+    if reader == "spark":
+        raise PipelineError(f"{owner}: files that are followed are not read by Spark", hint="leave reader= out")
+    return {"follow": True, "poll_seconds": seconds}
 
 
 def _reader(reader: object, owner: str) -> str:

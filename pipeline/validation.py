@@ -119,6 +119,13 @@ def _misfit(value: Any, place: str) -> tuple[str, Any] | None:
     return next((found for found in (_misfit(*part) for part in parts) if found is not None), None)
 
 
+def checked_seconds(seconds: object, field: str, owner: str) -> float:
+    """The pause as a float. Raises PipelineError unless it is a number from a hundredth of a second to a day."""
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0.01 <= seconds <= 86_400:
+        return float(seconds)
+    raise PipelineError(f"{owner}: {field} must be a number of seconds from 0.01 to 86,400, not {_shown(seconds)}")
+
+
 def is_unicode(text: str) -> bool:
     """False for text with lone surrogates, which no encoding takes."""
     try:

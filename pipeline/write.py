@@ -18,6 +18,8 @@ MOST_BATCH: Final = 10_000
 MOST_TIMEOUT_SECONDS: Final = 50.0
 """One request must end before its worker counts as stuck."""
 
+LEAST_ROTATE_SECONDS: Final = 0.1
+
 KAFKA_BATCH: Final = 10_000
 
 _TABLE: Final = re.compile(r"[^.\0]{1,128}(\.[^.\0]{1,128})?")
@@ -33,23 +35,31 @@ def stream(name: str) -> SinkSpec:
     return SinkSpec("stream", options={"name": check_name(name, "a stream")})
 
 
-def text(path: str | os.PathLike[str]) -> SinkSpec:
+def text(
+    path: str | os.PathLike[str], rotate_bytes: int | None = None, rotate_seconds: float | None = None
+) -> SinkSpec:
     """A folder of text files, one record a line: `value`, or `key: value` on a keyed stream.
 
     A relative path counts from the current folder of this call. The folder appears complete, when the input
-    has ended, each record in it once. Raises PipelineError for a bad path.
+    has ended, each record in it once. With `rotate_bytes` or `rotate_seconds` part files appear in it while the job
+    runs, each whole and then never changed. Raises PipelineError for an argument that cannot be right.
     """
-    return SinkSpec("text", absolute_path(path, "write.text"))
+    return SinkSpec("text", absolute_path(path, "write.text"), _rotation(rotate_bytes, rotate_seconds, "write.text"))
 
 
-def jsonl(path: str | os.PathLike[str]) -> SinkSpec:
-    """A folder of JSON Lines files. `path` is as for `text`."""
-    return SinkSpec("jsonl", absolute_path(path, "write.jsonl"))
+def jsonl(
+    path: str | os.PathLike[str], rotate_bytes: int | None = None, rotate_seconds: float | None = None
+) -> SinkSpec:
+    """A folder of JSON Lines files. The arguments are as for `text`."""
+    return SinkSpec("jsonl", absolute_path(path, "write.jsonl"), _rotation(rotate_bytes, rotate_seconds, "write.jsonl"))
 
 
-def csv(path: str | os.PathLike[str]) -> SinkSpec:
-    """A folder of CSV files, each with a header line. `path` is as for `text`."""
-    return SinkSpec("csv", absolute_path(path, "write.csv"))
+def csv(path: str | os.PathLike[str], rotate_bytes: int | None = None, rotate_seconds: float | None = None) -> SinkSpec:
+    """A folder of CSV files, each with a header line. The arguments are as for `text`.
+
+    All files have the same columns, but with rotation each has those of its own rows.
+    """
+    return SinkSpec("csv", absolute_path(path, "write.csv"), _rotation(rotate_bytes, rotate_seconds, "write.csv"))
 
 
 def parquet(path: str | os.PathLike[str], writer: str = "auto") -> SinkSpec:
@@ -131,6 +141,21 @@ def kafka(servers: str, topic: str, options: Mapping[str, str] | None = None) ->
     secrets = _texts(options, "write.kafka: options")
     plan = {"topic": topic, "servers": servers, "batch": KAFKA_BATCH, "options": sorted(secrets)}
     return SinkSpec("kafka", options=plan, secrets={**secrets, "servers": servers})
+
+
+def _rotation(most_bytes: object, most_seconds: object, owner: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if most_bytes is not None:
+        if not isinstance(most_bytes, int) or isinstance(most_bytes, bool) or most_bytes < 1:
+            raise PipelineError(f"{owner}: rotate_bytes must be a number of bytes, not {most_bytes!r}")
+        options["rotate_bytes"] = most_bytes
+    if most_seconds is not None:
+        if not isinstance(most_seconds, int | float) or not LEAST_ROTATE_SECONDS <= most_seconds < float("inf"):
+            raise PipelineError(
+                f"{owner}: rotate_seconds must be a number of at least {LEAST_ROTATE_SECONDS}, not {most_seconds!r}"
+            )
+        options["rotate_seconds"] = float(most_seconds)
+    return options
 
 
 def _batch(batch: object, owner: str) -> int:

@@ -122,11 +122,14 @@ def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProx
     return specs
 
 
-def hopeless(child: ChildStatus, is_heard: bool) -> str:
-    """Why this child will never do its work, or nothing. `is_heard`: a worker of its name has sent a heartbeat."""
+def hopeless(child: ChildStatus, is_heard: bool, is_endless: bool = False) -> str:
+    """Why this child will never do its work, or nothing. `is_heard`: a worker of its name has sent a heartbeat.
+
+    A feeder that is endless may die now and then for as long as its job runs, but not again and again at its start.
+    """
     if child.state is ChildState.DONE:
         return ""
-    if child.role == SOURCE and child.deaths > SOURCE_RESTARTS:
+    if child.role == SOURCE and child.deaths > SOURCE_RESTARTS and (child.is_crash_looping or not is_endless):
         return f"the feeder of {child.name} died {child.deaths} times"
     if child.role == LEADER and child.is_crash_looping and child.deaths >= LEADER_DEATHS:
         return f"the leader died {child.deaths} times at its start"
@@ -160,7 +163,8 @@ class ChildWatch:
         """True when the job was made to fail. Raises StoreError."""
         for child in self.children():
             is_suspect = child.role == WORKER and child.is_crash_looping
-            reason = hopeless(child, is_suspect and self._is_heard(child.name, now))
+            is_endless = child.name.removeprefix("source ") in self.settings.endless
+            reason = hopeless(child, is_suspect and self._is_heard(child.name, now), is_endless)
             if reason:
                 words = last_words(self._log(child))
                 self.store.transition(self.settings.job, JobState.FAILED, f"{reason}; it said: {words}")

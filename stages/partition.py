@@ -30,6 +30,7 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
+from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Acquired, Assigned, Calm, Ownership, groups_of_partition
 from stages.cache import StateCache
 from stages.encoding import StepEncoder
@@ -95,6 +96,10 @@ class StageContext:
     links: SinkLinks
     rng: random.Random
 
+    def staged_files(self) -> dict[str, list[bytes]]:
+        """Sink -> the facts of the job's staging files that its commits name. Raises StoreError."""
+        return JobStore(self.ownership.scripts).staged_files(self.job)
+
     def expected_senders(self) -> frozenset[str]:
         """Those whose promises make the watermark of a partition; an entry stage hears of its end from the leader."""
         if not self.stage.upstream:
@@ -115,7 +120,7 @@ class PartitionOwner:
         self._committer = Committer(context.ownership.scripts, context.job, row.stage, row.partition, row.token, limits)
         sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
         effects = context.links.effects(sinks)
-        self._sinks = StagedSinks(context.job, sinks, row.stage, row.partition, row.term, effects)
+        self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
         self._letters = Letters(context.job, row.stage, row.partition)
         self._failures = Failures(context.stage.on_error, self._letters)
         self._stepper = Stepper(
@@ -138,7 +143,7 @@ class PartitionOwner:
     def reset(self, acquired: Acquired) -> None:
         """Drops all that was known and starts from what Redis holds."""
         self.cache.clear()
-        self._sinks.start_over(acquired.run, acquired.given)
+        self._sinks.start_over(acquired)
         self._inbox = Inbox(acquired.position)
         self._watermarks = dict(acquired.watermarks)
         self._watermark = acquired.watermark
@@ -176,7 +181,14 @@ class PartitionOwner:
         self._offered = entries
 
     def close(self) -> None:
-        self._sinks.start_over()
+        self._sinks.close()
+
+    def rotate(self) -> float | None:
+        """Between slices: publishes files of its sinks that are full; in how many seconds to ask again, if ever.
+
+        Raises SinkError, StoreError.
+        """
+        return None if self.is_held else self._sinks.rotate()
 
     def run_slice(self, deadline: float | None = None) -> SliceEnd:
         """Works until there is nothing to do, or the slice is over: at `deadline`, if one is given, and after a step.
@@ -292,7 +304,7 @@ class PartitionOwner:
         if commit.skipped:
             self._skipped += commit.skipped
             commit.meta["skipped"] = self._skipped
-        commit.log.update(self._sinks.seal(commit.start, commit.end, fired))
+        self._sinks.seal(commit, fired)
         commit.mode = self._mode(commit, deadline)
         return commit
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
@@ -12,31 +11,31 @@ from pipeline.plan import SinkPlan
 from pipeline.positions import Position
 from pipeline.sinks.effects import Bound, Effect, Owner
 from pipeline.sinks.places import FILE_FORMATS
-from pipeline.sinks.rows import encode_rows
-from pipeline.sinks.staging import StagedFacts, StagingFile
-from pipeline.store import keys
-from pipeline.store.commits import Write
+from pipeline.store.commits import Commit, Write
+from pipeline.store.ownership import Acquired, Assigned
+from stages.files import LoadFacts, StagedFiles
 
 
 class StagedSinks:
-    """One staging file per file sink, owner's term and attempt; and the effects of all other sinks.
-
-    After a commit of unknown outcome `start_over` begins new files: the old ones hold bytes that may yet be committed.
-    """
+    """All sinks of one partition but output streams. Its steps follow each other, each committed before the next."""
 
     def __init__(
-        self, job: str, plans: Sequence[SinkPlan], stage: int, partition: int, term: int, effects: Sequence[Effect] = ()
+        self,
+        job: str,
+        row: Assigned,
+        plans: Sequence[SinkPlan],
+        effects: Sequence[Effect],
+        load: LoadFacts,
+        clock: Callable[[], float],
     ) -> None:
         self._job = job
-        self._plans = {sink.name: sink for sink in plans if sink.format in FILE_FORMATS}
+        self._place = (row.stage, row.partition, row.term)
+        plans = [sink for sink in plans if sink.format in FILE_FORMATS]
+        self._files = StagedFiles(job, plans, self._place, load, clock)
         self._effects = effects
-        self._owner = Owner(job, "", stage, partition, term)
+        self._owner = Owner(job, "", *self._place)
         self._given: dict[str, int] = {}
         self._counted: dict[str, int] = {}
-        self._place = (stage, partition, term)
-        self._attempt = 0
-        self._files: dict[str, StagingFile] = {}
-        self._committed: dict[str, StagedFacts] = {}
 
     @property
     def has_effects(self) -> bool:
@@ -46,52 +45,39 @@ class StagedSinks:
     def begin(self, position: Position) -> Bound | None:
         """A step begins here, and those before it have been committed; where it must end, if effects say so.
 
-        Raises SinkAway, SinkError.
+        Raises SinkAway, SinkError, StoreError.
         """
         self._given = self._counted
+        self._files.begin()
         bounds = [effect.begin(self._owner, position, self._given) for effect in self._effects]
         return min((bound for bound in bounds if bound), key=lambda bound: bound.end.order, default=None)
 
-    def seal(self, start: Position, end: Position, timers: int) -> dict[str, int]:
-        """The effects of the step last when this returns; what to write into the log. Raises SinkAway, SinkError."""
+    def seal(self, commit: Commit, timers: int) -> None:
+        """The effects of the step last when this returns; adds to its commit. Raises SinkAway, SinkError."""
         for effect in self._effects:
-            effect.seal(start, end, timers)
-        return {f"n:{sink}": count for sink, count in self._counted.items() if count != self._given.get(sink)}
+            effect.seal(commit.start, commit.end, timers)
+        changed = {sink: count for sink, count in self._counted.items() if count != self._given.get(sink)}
+        commit.log.update({f"n:{sink}": count for sink, count in changed.items()})
+        writes, log = self._files.seal()
+        commit.writes += writes
+        commit.log.update(log)
 
     def write(self, step: Step) -> list[Write]:
         """Stores the step's rows durably; what to commit of it. Raises SinkError, EncodingError.
 
         Effects are made but for `seal`.
         """
-        self._write_effects(step)
-        values: list[Any] = []
-        facts = dict(self._committed)
-        for sink, plan in self._plans.items():
-            batch = step.outputs.get(sink)
-            if batch is None or not batch.values:
-                continue
-            file = self._files.get(sink)
-            if file is None:
-                file = self._files[sink] = StagingFile.create(plan, self._job, *self._place, self._attempt)
-            file.write(batch)
-            facts[sink] = file.sync()
-            values += [f"{sink} {'.'.join(map(str, self._place))}.{self._attempt}", facts[sink].encode()]
-        self._committed = facts
-        return [Write("HSET", keys.files(self._job), values)] if values else []
-
-    def _write_effects(self, step: Step) -> None:
         self._counted = dict(self._given)
         for effect in self._effects:
             effect.write(step.outputs)
             for sink in effect.sinks:
                 if sink in step.outputs:
                     self._counted[sink] = self._given.get(sink, 0) + len(step.outputs[sink])
+        return self._files.write(step.outputs)
 
     def check(self, step: Step) -> None:
         """Raises EncodingError when a row of the step, which is one record's, cannot be written; then none is."""
-        for sink, plan in self._plans.items():
-            if sink in step.outputs:
-                encode_rows(plan, step.outputs[sink])
+        self._files.check(step.outputs)
         for number, effect in enumerate(self._effects):
             try:
                 effect.check(step.outputs)
@@ -101,21 +87,29 @@ class StagedSinks:
                 raise
 
     def take_back(self) -> None:
-        """Takes out of the files what a `write` that failed has left there. Raises SinkError."""
-        for sink, file in self._files.items():
-            file.rewind(self._committed.get(sink))
+        """Takes back what a `write` that failed has left. Raises SinkError."""
+        self._files.take_back()
         self._counted = dict(self._given)
         for effect in self._effects:
             effect.take_back()
 
-    def start_over(self, run: str = "", given: Mapping[str, int] | None = None) -> None:
-        """Closes the files; the next row goes to new ones. `given`: sink -> records that the log counts for it."""
+    def rotate(self) -> float | None:
+        """Publishes files that are full by now, of an owner without a step in hand; in how many seconds to ask again.
+
+        Raises SinkError, StoreError.
+        """
+        self._files.rotate()
+        return self._files.seconds_to_rotation()
+
+    def start_over(self, acquired: Acquired) -> None:
+        """Forgets all, and goes on from what Redis knows: the next rows go to new files."""
+        self.close()
+        self._owner = Owner(self._job, acquired.run, *self._place)
+        self._given = self._counted = dict(acquired.given)
+        self._files.start_over(acquired.run, acquired.published)
+
+    def close(self) -> None:
+        """What is not committed does not exist."""
         for effect in self._effects:
             effect.close()
-        self._owner = Owner(self._job, run, *self._place)
-        self._given = self._counted = dict(given or {})
-        for file in self._files.values():
-            file.close()
-        self._files = {}
-        self._committed = {}
-        self._attempt += 1
+        self._files.start_over("", {})

@@ -65,6 +65,7 @@ class Worker:
     """Owns what the assignment table says, and nothing else; serves tickets."""
 
     def __init__(self, ownership: Ownership, plan: Plan, graph: Graph, clock: Callable[[], float] = monotonic) -> None:
+        """Raises EnvironmentFault, SinkError when a sink cannot be used from here: an extra, a variable is missing."""
         self.ownership = ownership
         self.plan = plan
         self.hand = Hand()
@@ -72,6 +73,7 @@ class Worker:
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
         self._links = SinkLinks(graph.nodes)
+        self._links.effects(plan.sinks)  # what is missing on this machine is told now, not at the first partition
         self._contexts = [
             StageContext(
                 ownership.job,
@@ -91,6 +93,8 @@ class Worker:
         self._unserved: set[Place] = set()
         # Places that wait for a time, by the clock. Their ring flag stays set: the owner comes back by itself.
         self._paused: dict[Place, float] = {}
+        # Places with an open file that becomes a part by itself, and when.
+        self._rotations: dict[Place, float] = {}
         self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
@@ -118,12 +122,16 @@ class Worker:
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
         now = self._clock()
+        for place, at in list(self._rotations.items()):
+            if at <= now:
+                del self._rotations[place]
+                self._rotate(place)
         return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
 
     def pauses(self) -> list[float]:
-        """In how many seconds `look` must be called again, for each place that backs off."""
+        """In how many seconds `look` must be called again, for each place that waits for a time."""
         now = self._clock()
-        return [max(0.0, until - now) for until in self._paused.values()]
+        return [max(0.0, until - now) for until in (*self._paused.values(), *self._rotations.values())]
 
     def work(self, stage: int, partition: int) -> SliceEnd | None:
         """One slice, then slices of other partitions whose tickets wait, until the time of one slice is over.
@@ -218,7 +226,9 @@ class Worker:
             case SliceEnd.FOREIGN_KEY:
                 fault = ForeignData("a key of this job holds something else: another program writes to it")
                 return self._fail(place, fault)
-            case SliceEnd.IDLE | SliceEnd.YIELDED:
+            case SliceEnd.IDLE:
+                self._rotate(place)
+            case SliceEnd.YIELDED:
                 pass
         return end
 
@@ -228,6 +238,23 @@ class Worker:
         self.hand.at[place] = (str(owner.position), now, "backoff")
         self.hand.reasons[place] = owner.wait_reason
         self.on_pause(owner.wait_seconds)
+
+    def _rotate(self, place: Place) -> None:
+        """An idle partition publishes its files, too, when their time has come."""
+        owner = self._owned.get(place)
+        if owner is None or place in self._stale:
+            return
+        try:
+            seconds = owner.rotate()
+        except StoreError as error:
+            self._cut_off(place, error)
+            return
+        except CeleriacError as error:
+            self._fail(place, error)
+            return
+        if seconds is not None and place not in self._rotations:
+            self._rotations[place] = self._clock() + seconds
+            self.on_pause(seconds)
 
     def _resume(self, place: Place) -> None:
         self._paused.pop(place, None)

@@ -5,50 +5,39 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import click
 
+from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
-from pipeline.cli.letters import chosen, letter_json, letter_lines, list_lines, new_value, replay_all
+from pipeline.cli.options import DEBUG as _DEBUG
+from pipeline.cli.options import JOB as _JOB
+from pipeline.cli.options import JSON as _JSON
+from pipeline.cli.options import SERVER as _SERVER
+from pipeline.cli.options import job_id as _job_id
+from pipeline.cli.options import redis_option as _redis_option
 from pipeline.cli.produce import produce_lines
+from pipeline.cli.readers import readers
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
 from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.screen import Screen
+from pipeline.cli.state import state
+from pipeline.cli.tail import tail
 from pipeline.errors import DecodingError, InputError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.lifecycle import JobState
-from pipeline.plan import Plan
 from pipeline.producer import Producer
 from pipeline.publishing import discard_job
 from pipeline.read import READERS
 from pipeline.store.connection import connect
-from pipeline.store.jobs import JOB_ID, JobStore
-from pipeline.store.letters import LetterStore
+from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 
-REDIS_VARIABLE = "CELERIAC_REDIS"
 FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
-
-_Command = Callable[..., Any]
-
-
-def _redis_option(required: bool, text: str) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--redis", "redis_url", metavar="URL", envvar=REDIS_VARIABLE, required=required, show_envvar=True, help=text
-    )
-
-
-def _job_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not JOB_ID.match(value):
-        raise click.BadParameter(f"{value!r} is no job id: use letters, digits, '-', '_' and '.', at most 100")
-    return value
 
 
 def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
@@ -60,16 +49,14 @@ def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool
         context.exit()
 
 
-_JOB = click.argument("job", metavar="JOB", callback=_job_id)
-_SERVER = _redis_option(True, "Address of the Redis that holds the job. Put one with a password into the variable.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-_DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-
-
 @click.group(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def celeriac() -> None:
     """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
+
+
+for _group in (tail, state, readers, dead_letters):
+    celeriac.add_command(_group)
 
 
 @celeriac.command(epilog=HELP)
@@ -207,91 +194,6 @@ def produce(job: str, redis_url: str, source: str | None, name: str | None, wait
             return produce_lines(sys.stdin.buffer, producer, screen.note)
 
 
-@celeriac.group("dead-letters")
-def dead_letters() -> None:
-    """Records that were given up: look at them, correct them, put them back, or drop them."""
-
-
-_IDS = click.argument("ids", metavar="[ID]...", nargs=-1)
-_ALL = click.option("--all", "takes_all", is_flag=True, help="All of the job.")
-_OPERATOR = click.option("--operator", metavar="NAME", help="Those of one operator.")
-
-
-@dead_letters.command("list")
-@_JOB
-@_SERVER
-@_OPERATOR
-@_JSON
-@_DEBUG
-def list_letters(job: str, redis_url: str, operator: str | None, as_json: bool) -> None:
-    """List them, oldest first: id, age, operator, key, error. With --json one object a line."""
-    plan, letters = _letters(redis_url, job)
-    found = (letter for letter in letters.read() if operator is None or letter.operator == operator)
-    if as_json:
-        for letter in found:
-            click.echo(json.dumps(letter_json(plan, letter), ensure_ascii=False))
-        return
-    for line in list_lines(plan, found, time.time_ns() // 1_000_000):
-        click.echo(line)
-
-
-@dead_letters.command("show")
-@_JOB
-@click.argument("id_", metavar="ID")
-@_SERVER
-@_JSON
-@_DEBUG
-def show_letter(job: str, id_: str, redis_url: str, as_json: bool) -> None:
-    """Show one: the record, the error with its traceback, and the attempts."""
-    plan, letters = _letters(redis_url, job)
-    letter = letters.get(id_)
-    text = json.dumps(letter_json(plan, letter), indent=2) if as_json else "\n".join(letter_lines(plan, letter))
-    click.echo(text)
-
-
-@dead_letters.command("edit")
-@_JOB
-@click.argument("id_", metavar="ID")
-@_SERVER
-@click.option("--value", metavar="JSON", help="The new value. Without it your editor ($EDITOR) opens.")
-@_DEBUG
-def edit_letter(job: str, id_: str, redis_url: str, value: str | None) -> None:
-    """Give one another value, which a replay takes. Its key stays, since the key decides where it belongs."""
-    _plan, letters = _letters(redis_url, job)
-    letters.edit(letters.get(id_), new_value(letters, id_, value))
-    click.echo(f"{id_} is edited; `celeriac dead-letters replay {job} {id_}` sends it")
-
-
-@dead_letters.command("replay")
-@_JOB
-@_IDS
-@_SERVER
-@_ALL
-@_OPERATOR
-@_DEBUG
-def replay_letters(job: str, ids: tuple[str, ...], redis_url: str, takes_all: bool, operator: str | None) -> Exit:
-    """Put records back where they failed, in order, each once. One that fails again is a new dead letter."""
-    _plan, letters = _letters(redis_url, job)
-    done, faults = replay_all(letters, chosen(letters, ids, takes_all, operator))
-    click.echo(f"{done} replayed")
-    for fault in faults:
-        click.echo(f"not replayed: {fault}", err=True)
-    return Exit.USAGE if faults else Exit.FINISHED
-
-
-@dead_letters.command("drop")
-@_JOB
-@_IDS
-@_SERVER
-@_ALL
-@_OPERATOR
-@_DEBUG
-def drop_letters(job: str, ids: tuple[str, ...], redis_url: str, takes_all: bool, operator: str | None) -> None:
-    """Delete them for good."""
-    _plan, letters = _letters(redis_url, job)
-    click.echo(f"{letters.drop(chosen(letters, ids, takes_all, operator))} dropped")
-
-
 @celeriac.command()
 @_SERVER
 @click.option("--leader", metavar="NAME", help="A leader process of this name must be at work.")
@@ -339,12 +241,6 @@ def _records(store: JobStore) -> list[JobRecord]:
         except DecodingError as error:
             click.echo(f"warning: {job}: {error}", err=True)
     return records
-
-
-def _letters(redis_url: str, job: str) -> tuple[Plan, LetterStore]:
-    scripts = Scripts(connect(redis_url))
-    record = JobStore(scripts).read(job)
-    return record.plan, LetterStore(scripts, record)
 
 
 def _store(redis_url: str) -> JobStore:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pipeline.errors import StaleReader
 from pipeline.facts import JobRecord
 from pipeline.plan import SinkPlan
 from pipeline.records import Batch
@@ -21,14 +22,16 @@ _NO_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec
 class Console:
     """All console sinks of one job. Registered when made, so that nothing is trimmed before it is printed."""
 
-    def __init__(self, scripts: Scripts, record: JobRecord, show: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, scripts: Scripts, record: JobRecord, show: Callable[[list[str]], None], warn: Callable[[str], None]
+    ) -> None:
         """Raises UnknownJob, StoreError."""
+        self._scripts = scripts
+        self._record = record
         self._show = show
-        self._readers = [
-            (sink, OutputReader(scripts, record.job, sink.name, READER, record.plan.limits))
-            for sink in record.plan.sinks
-            if sink.format == "console"
-        ]
+        self._warn = warn
+        self._sinks = [sink for sink in record.plan.sinks if sink.format == "console"]
+        self._readers = {sink.name: self._open(sink) for sink in self._sinks}
 
     @property
     def has_sinks(self) -> bool:
@@ -37,14 +40,32 @@ class Console:
 
     def print_new(self) -> int:
         """Prints what has come since the last call, one read a sink; returns how many records. Raises StoreError."""
-        count = 0
-        for sink, reader in self._readers:
+        return sum(self._print(sink) for sink in self._sinks)
+
+    def _print(self, sink: SinkPlan) -> int:
+        try:
+            reader = self._readers[sink.name]
             lines = [line for batch in reader.read() for line in console_lines(sink, batch)]
             if lines:
                 self._show(lines)
-                count += len(lines)
-                reader.advance()
-        return count
+            reader.advance()  # also without lines: an earlier one may have been lost on its way
+        except StaleReader as error:
+            self._come_back(sink, error)
+            return self._print(sink)
+        return len(lines)
+
+    def _open(self, sink: SinkPlan) -> OutputReader:
+        return OutputReader(self._scripts, self._record.job, sink.name, READER, self._record.plan.limits)
+
+    def _come_back(self, sink: SinkPlan, stale: StaleReader) -> None:
+        """Somebody has removed the reader, since it held the job up: that is no reason for the job to fail."""
+        before, reader = self._readers[sink.name], self._open(sink)
+        if not reader.is_new:
+            raise stale
+        missed = reader.next_number - before.next_number
+        if missed > 0:
+            self._warn(f"{missed:,} records of {sink.name} are not shown: its reader was removed meanwhile")
+        self._readers[sink.name] = reader
 
     def print_all(self) -> int:
         """Prints until nothing is left; returns how many records."""
@@ -57,11 +78,12 @@ class Console:
 def console_lines(sink: SinkPlan, batch: Batch) -> list[str]:
     """`key: value` on a keyed stream, else the value: text as it is, all else as JSON."""
     if sink.key_field is None or batch.keys is None:
-        return [_text(value) for value in batch.values]
-    return [f"{_text(key)}: {_text(value)}" for key, value in zip(batch.keys, batch.values, strict=True)]
+        return [text_of(value) for value in batch.values]
+    return [f"{text_of(key)}: {text_of(value)}" for key, value in zip(batch.keys, batch.values, strict=True)]
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """One line for any value: text as it is, all else as JSON, or as Python shows it."""
     try:
         return plain_text(value)
     except _NO_JSON:

@@ -6,10 +6,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from pipeline.cli.console import Console
+from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.progress import stage_rows
 from pipeline.cli.screen import Screen
@@ -100,6 +101,7 @@ class Follower:
     _pressure: str = ""
     _waits: frozenset[str] = frozenset()
     _memory_at: float = -math.inf
+    _holdups: Holdups = field(default_factory=Holdups)
 
     def until_ended(self) -> JobFacts:
         """The facts of the job once nothing is left to work on; the first Ctrl-C makes it drain.
@@ -161,7 +163,7 @@ class Follower:
             self.screen.note("Redis has room again")
 
     def _tell_waits(self, facts: JobFacts) -> None:
-        """A sink that is away, or a record that is to be tried again, fails nothing: the partition waits."""
+        """A source or sink that is away, or a record that is to be tried again, fails nothing: it is waited for."""
         waits = waiting_for(facts)
         for reason in sorted(waits - self._waits):
             self.screen.warn(f"waiting: {reason}")
@@ -178,6 +180,8 @@ class Follower:
             history.popleft()
         self._tell_waits(facts)
         is_last = facts.record.state not in WORKING
+        for text in self._holdups.look(facts):
+            self.screen.warn(text)
         rows = stage_rows(history[0] if len(history) > 1 else None, facts)
         self.screen.progress(f"{self.job}  {facts.record.state.value}", rows, is_last=is_last)
 

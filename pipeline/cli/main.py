@@ -16,7 +16,9 @@ from pipeline.errors import (
     LetterError,
     PipelineError,
     ProducerError,
+    ReadingError,
     SinkError,
+    StaleReader,
     UnknownJob,
 )
 
@@ -82,9 +84,11 @@ def _code(error: CeleriacError) -> int:
     from pipeline.cli.exits import Exit, JobFailed
 
     match error:
-        case JobFailed():
+        case JobFailed() | StaleReader():
             return Exit.FAILED
-        case PipelineError() | ProducerError() | SinkError() | LetterError() | UnknownJob() | JobStateError():
+        case PipelineError() | ProducerError() | ReadingError() | LetterError() | SinkError():
+            return Exit.USAGE
+        case UnknownJob() | JobStateError():
             return Exit.USAGE
         case _:  # the input, what this machine lacks, and what Redis refuses
             return Exit.ENVIRONMENT

@@ -12,7 +12,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     redis: the address, with its password, which is why this travels on no command line.
     target: the pipeline, `path/to/file.py[:name]`; the node runs in the folder that it counts from.
-    sources: names of the sources to feed.
+    sources: names of the sources to feed. endless: those of them that are followed for as long as the job runs.
     reader: auto, local or spark; empty for what each source says itself.
     logs, temporary: folders for one log file a process, and for its temporary files.
     stop_seconds: how long processes have to end after SIGTERM.
@@ -27,6 +27,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logs: str
     temporary: str
     stop_seconds: float = 3.0
+    endless: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"

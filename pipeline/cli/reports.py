@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
-from pipeline.facts import JobFacts, JobRecord
+from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
 from pipeline.plan import SinkPlan
 from pipeline.sinks.publisher import Published
 from pipeline.store.letters import DeadLetter
@@ -39,6 +39,8 @@ class Result:
     total_seconds: float
     start_seconds: float
     is_drained: bool
+    given: Mapping[str, int] = field(default_factory=dict)
+    """Sink -> records that it was given, of those that write neither files nor streams."""
 
 
 def result_lines(result: Result) -> list[str]:
@@ -47,6 +49,8 @@ def result_lines(result: Result) -> list[str]:
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
     lines = [f"job {facts.record.job} {how}", f"  read: {_count(records_read(facts), 'record')}"]
     lines += [f"  {sink.name}: {_published(published)}" for sink, published in result.sinks]
+    plans = {sink.name: sink for sink in facts.record.plan.sinks}
+    lines += [f"  {name}: {_given(plans[name], count)}" for name, count in result.given.items()]
     for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
@@ -55,6 +59,19 @@ def result_lines(result: Result) -> list[str]:
     started = duration(result.start_seconds)
     lines.append(f"  time: {duration(result.total_seconds)}, of which {started} until the first record")
     return lines
+
+
+def _given(sink: SinkPlan, count: int) -> str:
+    match sink.format:
+        case "sql":
+            kind = "replaced or added" if sink.options["mode"] == "upsert" else "added"
+            return f"{_count(count, 'row')} {kind} in {sink.options['table']} of {sink.options['url']}"
+        case "kafka":
+            return f"{_count(count, 'record')} to the topic {sink.options['topic']}, at least once"
+        case "http":
+            return f"{_count(count, 'record')} to {sink.options['url']}, at least once"
+        case _:
+            return f"{_count(count, 'record')} given to its function, at least once"
 
 
 def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
@@ -80,11 +97,70 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
     lines += [f"  {plain_line(row)}" for row in stage_rows(None, facts)]
+    if facts.outputs:
+        lines += ["outputs", *(f"  {line}" for line in output_lines(record.job, facts.outputs))]
     return lines + dead_letter_lines(facts, letters)
+
+
+def output_lines(job: str, outputs: Sequence[OutputFacts]) -> list[str]:
+    """Each output and its readers; a full one says whom it waits for, and what can be done about it."""
+    lines = []
+    for output in outputs:
+        kept = _count(output.next_number - output.oldest, "result")
+        how = "FULL" if output.waiting else "no readers" if not output.readers else ""
+        lines.append(f"{output.name}: {kept} kept" + (f", {how}" if how else ""))
+        lines += [f"  {_reader(reader)}" for reader in output.readers]
+        if output.waiting and (remedy := full_output(job, output)):
+            lines.append(f"  {remedy}")
+    return lines
+
+
+def output_json(output: OutputFacts) -> dict[str, Any]:
+    """One output of `celeriac status --json` and `readers list --json`; `oldest` and `next` are positions."""
+    return {
+        "output": output.name,
+        "oldest": output.oldest,
+        "next": output.next_number,
+        "bytes": output.bytes,
+        "waiting_partitions": output.waiting,
+        "readers": [
+            {
+                "name": reader.name,
+                "is_temporary": reader.is_temporary,
+                "next": reader.next_number,
+                "unread": reader.unread,
+                "silent_seconds": reader.silent_seconds,
+                "expire_seconds": reader.expire_seconds,
+            }
+            for reader in output.readers
+        ],
+    }
+
+
+def full_output(job: str, output: OutputFacts) -> str:
+    """Whom a full output waits for; nothing where nobody reads."""
+    slowest = output.slowest
+    if slowest is None:
+        return ""
+    stopped = _count(output.waiting, "partition")
+    wait = f"{stopped} of the job wait" if output.waiting != 1 else f"{stopped} of the job waits"
+    remedy = (
+        "it is forgotten when it stays silent"
+        if slowest.expire_seconds is not None
+        else f"start it, or `celeriac readers remove {job} {output.name} {slowest.name}`"
+    )
+    return f"{wait} for the reader {slowest.name}: {remedy}"
+
+
+def _reader(reader: ReaderFacts) -> str:
+    who = "a reader without a name" if reader.is_temporary else f"reader {reader.name}"
+    unread = f"{_count(reader.unread, 'result')} unread"
+    return f"{who}: at {reader.next_number:,}, {unread}, heard {duration(reader.silent_seconds)} ago"
 
 
 def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any]:
@@ -93,6 +169,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
         **job_json(facts.record),
         "now_ms": facts.now_ms,
         "leader": facts.leader,
+        "waiting_sources": waiting_sources(facts.record),
         "workers": [
             {"name": each.name, "age_seconds": each.age_seconds, "is_reported_dead": each.is_reported_dead}
             for each in facts.workers
@@ -108,6 +185,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
             }
             for row in stage_rows(None, facts)
         ],
+        "outputs": [output_json(output) for output in facts.outputs],
         "dead_letters": facts.dead_letters,
         "first_dead_letters": [
             {

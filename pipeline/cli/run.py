@@ -21,12 +21,14 @@ from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import load_graph
-from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan
+from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
 from pipeline.settings import Limits
+from pipeline.sinks.effects import EFFECT_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
+from pipeline.sources.opening import check_source
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -92,7 +94,11 @@ def _check_inputs(graph: Graph, store: JobStore, job: str, screen: Screen) -> No
     if job in store.list_ids():
         return
     for node in graph.nodes:
-        if isinstance(node, Source) and node.spec.items is None and node.spec.format != PRODUCER_FORMAT:
+        if not isinstance(node, Source) or node.spec.items is not None or node.spec.format == PRODUCER_FORMAT:
+            continue
+        if is_followed(node.spec.format, node.spec.options):
+            check_source(node.spec)
+        else:
             found = open_files(node.spec)
             if found.doubt():
                 screen.warn(f"warning: {node.spec.path}: {found.doubt()}")
@@ -155,7 +161,7 @@ class Run:
     def _work(self, store: JobStore, node: NodeProcess) -> Exit:
         self.interrupts.check()
         link = Link(self.server, self.screen, self.interrupts)
-        console = Console(self.scripts, self.record, self.screen.records)
+        console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
         node.start()
         follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts)
@@ -173,6 +179,7 @@ class Run:
     def _node_settings(self) -> NodeSettings:
         is_open = self.record.state is JobState.RUNNING
         names = [source.name for source in self._sources() if source.spec.format != PRODUCER_FORMAT]
+        endless = [each.name for each in self._sources() if is_endless(each.spec.format, each.spec.options)]
         return NodeSettings(
             redis=self.server.url,
             job=self.job,
@@ -183,6 +190,7 @@ class Run:
             logs=str(self.workspace.logs),
             temporary=str(self.workspace.scratch),
             stop_seconds=CANCEL_SECONDS,
+            endless=tuple(name for name in names if name in endless),
         )
 
     def _sources(self) -> list[Source]:
@@ -199,6 +207,8 @@ class Run:
                     f"source {source.name} takes records until Ctrl-C: "
                     f"celeriac produce {self.job} --source {source.name} --redis {without_password(self.server.url)}"
                 )
+            elif is_endless(source.spec.format, source.spec.options):
+                self.screen.note(f"source {source.name} is followed until Ctrl-C")
 
     def _publish(self, store: JobStore, link: Link, facts: JobFacts) -> list[Published]:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
@@ -239,7 +249,11 @@ class Run:
         letters = store.dead_letters(self.job, SHOWN_LETTERS)
         total_seconds = time.monotonic() - self.started_at
         sinks = list(zip(file_sinks(self.plan), published, strict=True))
-        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained)
+        totals = store.log_totals(facts.record)
+        given = {
+            sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
+        }
+        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given)
         for line in result_lines(result):
             self.screen.note(line)
         if self.server.embedded is None:

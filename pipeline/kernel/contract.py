@@ -48,6 +48,10 @@ class KeyedOperator(ABC):
     place, replace or delete entries, for keys of the batch only. Values must be encodable (see `pipeline.codec`).
     """
 
+    def aggregates(self) -> str | dict[str, str] | None:
+        """How whoever reads the state shows it: see `pipeline.plan.StatePlan`. None: as it is."""
+        return None
+
     @abstractmethod
     def process(self, keys: list[Any], values: list[Any], state: dict[Any, Any], timers: TimerChanges) -> Emitted:
         """Handles the records in order. May raise anything that the user's function raises."""

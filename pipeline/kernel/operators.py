@@ -74,6 +74,11 @@ class Aggregate(KeyedOperator):
         if not parts:
             raise PipelineError("an aggregation of nothing", hint="give at least one name and aggregation")
 
+    def aggregates(self) -> str | dict[str, str]:
+        if isinstance(self.aggregation, dict):
+            return {name: part.kind for name, part in self.aggregation.items()}
+        return self.aggregation.kind
+
     def process(
         self,
         keys: list[Any],

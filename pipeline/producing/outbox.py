@@ -54,7 +54,7 @@ class Outbox:
         self._leaves = leaves
         self._clock = clock
         self._rng = rng or random.Random()
-        self._queues = [LaneQueue(lane) for lane in lanes]
+        self._queues = [LaneQueue(lane, bounds) for lane in lanes]
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
@@ -131,24 +131,21 @@ class Outbox:
     # Handing over, under the lock.
 
     def _offer(self, record: Outgoing) -> bool:
-        self._check()
+        if self._failure is not None:
+            self._check()
         if self._is_closing:
             raise ProducerError("the producer is closed", hint="make a new one")
-        if self._bytes and self._bytes + record.size > self._bounds.buffer_bytes:
+        size = record.size
+        if self._bytes and self._bytes + size > self._bounds.buffer_bytes:
             return False
-        queue = self._queues[self._lane_of(record)]
-        before = queue.due_at(self._bounds, False)
-        queue.add(record, self._clock())
-        self._bytes += record.size
-        if queue.due_at(self._bounds, False) < before:
+        self._bytes += size
+        turn = record.hash
+        if turn is None:
+            turn = self._turn = self._turn + 1
+        queues = self._queues
+        if queues[turn % len(queues)].add(record, self._clock):
             self._work.notify()
         return True
-
-    def _lane_of(self, record: Outgoing) -> int:
-        if record.hash is None:
-            self._turn += 1
-            return self._turn % len(self._queues)
-        return record.hash % len(self._queues)
 
     def _await_taken(self, timeout_seconds: float) -> None:
         deadline = self._clock() + timeout_seconds
@@ -219,7 +216,7 @@ class Outbox:
                 if self._leaves and self._visit_at <= now:
                     return self._visit
                 if due_at <= now:
-                    queue.pack(self._bounds)
+                    queue.pack()
                     return partial(self._send, queue)
                 if self._is_closing and not self._pending():
                     return None
@@ -230,7 +227,7 @@ class Outbox:
         is_urgent = self._is_closing or self._blocked > 0
         self._first_asked = (self._first_asked + 1) % len(self._queues)
         order = self._queues[self._first_asked :] + self._queues[: self._first_asked]
-        return min(((queue, queue.due_at(self._bounds, is_urgent)) for queue in order), key=lambda pair: pair[1])
+        return min(((queue, queue.due_at(is_urgent)) for queue in order), key=lambda pair: pair[1])
 
     def _send(self, queue: LaneQueue) -> None:
         packet = queue.packet

@@ -29,6 +29,7 @@ from pipeline.sinks.places import (
     sync_folder,
     target_path,
 )
+from pipeline.sinks.rotation import Claim, check_rotating_target, finish_parts, rotation_of
 from pipeline.sinks.staging import StagedFacts
 
 
@@ -48,6 +49,8 @@ def publish(
     facts: Sequence[StagedFacts],
     *,
     pipeline: str = "",
+    run: str = "",
+    published: int = 0,
     spark_writer: SparkWriter | None = None,
 ) -> Published:
     """Makes the folder `sink.path` hold exactly the records that `facts` names, and a manifest.
@@ -57,11 +60,16 @@ def publish(
     Doing it again gives the same content, also after `discard`. One publisher at a time for each job; memory
     is bounded. `spark_writer` stands in for `pipeline.spark.sink`.
 
+    A rotating sink's folder is there already: what is left is added, and the manifest. `run` and `published` are those
+    of its claim and its log.
+
     Raises SinkError when the path holds anything else, when less is staged than was committed, when rows do
     not fit a table, or when the disk refuses; EnvironmentFault when what Parquet needs is not installed. The
     path is then as it was before.
     """
     target = target_path(sink)
+    if rotation_of(sink) is not None:
+        return _as_published(target, finish_parts(sink, Claim(job, run, sink.name), facts, published, pipeline))
     with _disk_faults(target, "publish"):
         _clear_leftovers(sink, job)
         done = _published_before(sink, job, facts)
@@ -94,7 +102,7 @@ def check_target(sink: SinkPlan) -> None:
         _check_libraries(sink)
     target = target_path(sink)
     with _disk_faults(target, "write"):
-        _check_content(target)
+        _check_content(sink, target)
         _check_parent(target)
 
 
@@ -166,8 +174,8 @@ def _clear_leftovers(sink: SinkPlan, job: str) -> None:
         remove_folder(folder)
 
 
-def _check_content(target: Path) -> None:
-    if not target.exists():
+def _check_content(sink: SinkPlan, target: Path) -> None:
+    if not target.exists() or (rotation_of(sink) is not None and check_rotating_target(sink, target)):
         return
     if not target.is_dir():
         raise SinkError(f"{target} is a file, and a sink writes a folder", "give the sink another path")

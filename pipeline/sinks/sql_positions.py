@@ -40,8 +40,6 @@ POSITIONS: Final = Table(
     Column("updated_at", DateTime, nullable=False, server_default=func.current_timestamp()),
 )
 
-CREATE_TEXT: Final = " ".join(str(CreateTable(POSITIONS)).split())
-
 
 @dataclass(frozen=True, slots=True)
 class Stand:
@@ -51,6 +49,11 @@ class Stand:
     start: Position
     end: Position
     timers: int
+
+
+def create_text(connection: Connection) -> str:
+    """The statement that makes the table in this database."""
+    return " ".join(str(CreateTable(POSITIONS).compile(dialect=connection.dialect)).split())
 
 
 def make_table(connection: Connection) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 from sqlalchemy.engine import Connection
 from sqlalchemy.engine.base import NestedTransaction
 
-from pipeline.errors import RowRejected, SinkError
+from pipeline.errors import RowRejected, SinkAway, SinkError
 from pipeline.plan import SinkPlan
 from pipeline.positions import Position
 from pipeline.records import Batch
 from pipeline.sinks.effects import Bound, Owner
 from pipeline.sinks.rows import table_rows
 from pipeline.sinks.sql_database import Database
-from pipeline.sinks.sql_positions import Stand, make_table, move_stand, open_stand
+from pipeline.sinks.sql_positions import Stand, create_text, make_table, move_stand, open_stand
 from pipeline.sinks.sql_table import SqlTable
 
 
@@ -106,8 +106,8 @@ class SqlEffect:
     def _open(self, owner: Owner, at: Position) -> None:
         connection = self._database.begin()
         try:
+            _make_positions(self._database, connection)
             with self._database.faults():
-                make_table(connection)
                 stand = open_stand(connection, owner, at)
             self._database.commit()
         except RowRejected as error:
@@ -154,13 +154,25 @@ def check_sql_sinks(database: Database, sinks: Sequence[SinkPlan]) -> None:
     """To be asked before a run. Raises SinkError when a table does not fit, SinkAway when the database is not there."""
     connection = database.begin()
     try:
+        _make_positions(database, connection)
         with database.faults():
-            make_table(connection)
             for sink in sinks:
                 SqlTable(sink).check(connection)
         database.commit()
     finally:
         database.drop()
+
+
+def _make_positions(database: Database, connection: Connection) -> None:
+    try:
+        with database.faults():
+            make_table(connection)
+    except SinkAway:
+        raise
+    except SinkError as error:
+        raise SinkError(
+            str(error), f"let this user make tables, or make this one for it: {create_text(connection)}"
+        ) from error
 
 
 def _named(rows: list[dict[Any, Any]]) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ class SqlTable:
         """To be asked before a run. Raises SinkError when the table is missing and not to be made, or does not fit."""
         if not self._read(connection):
             if not self.sink.options.get("create"):
-                raise self._missing({name: Text() for name in self._key_columns()}, ", and a column for each field")
+                raise self._missing(connection, {name: Text() for name in self._key_columns()}, ", and more columns")
             return
         missing = [name for name in self._key_columns() if name not in self._columns]
         if missing:
@@ -120,7 +120,7 @@ class SqlTable:
     def _make(self, connection: Connection, rows: list[Row]) -> None:
         types = self._types_of(rows)
         if not self.sink.options.get("create"):
-            raise self._missing(types, "")
+            raise self._missing(connection, types)
         self._described(types).create(connection)
         self._read(connection)
 
@@ -141,8 +141,8 @@ class SqlTable:
         ]
         return Table(name, MetaData(), *columns, schema=schema)
 
-    def _missing(self, types: Mapping[str, Any], more: str) -> SinkError:
-        text = " ".join(str(CreateTable(self._described(types))).split())
+    def _missing(self, connection: Connection, types: Mapping[str, Any], more: str = "") -> SinkError:
+        text = " ".join(str(CreateTable(self._described(types)).compile(dialect=connection.dialect)).split())
         return SinkError(
             f"the sink {self.sink.name!r}: there is no table {self.name}",
             f"make it ({text}{more}), or let it be made from the first rows with create=True",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pipeline.errors import InputError
 from pipeline.records import Batch
-from pipeline.sources.formats import Places, as_text, first_records
+from pipeline.sources.formats import LinePlaces, as_text, first_records
 from pipeline.sources.lines import split_lines
 from pipeline.sources.splits import plan_splits
 
@@ -57,7 +57,7 @@ class CsvFormat:
         other = next((mark for mark in _DELIMITERS if mark in only), "")
         return f"the only column is {only!r}; is its delimiter {other!r}?" if other else ""
 
-    def decode(self, lines: Sequence[bytes], places: Places) -> Batch:
+    def decode(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
         if not lines:
             return Batch([])
         try:
@@ -79,7 +79,7 @@ class CsvFormat:
         names = self.columns
         return [dict(zip(names, row, strict=True)) for row in zip(*read, strict=True)]
 
-    def _decode_one_by_one(self, lines: Sequence[bytes], places: Places) -> Batch:
+    def _decode_one_by_one(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
         batch = Batch([])
         for index, line in enumerate(lines):
             text = as_text(line)
@@ -138,6 +138,21 @@ def csv_format(files: Sequence[Path], options: dict[str, Any]) -> CsvFormat:
     return CsvFormat(header, columns, tuple(given.get(c) or inferred[c] for c in columns), nulls, delimiter)
 
 
+def growing_format(file: Path, header_line: bytes, options: dict[str, Any]) -> CsvFormat:
+    """The format of a file that grows: columns whose type is not given are text, since its rows are not there yet.
+
+    Raises InputError as `csv_format` does.
+    """
+    delimiter = options.get("delimiter") or ","
+    given_nulls = options.get("null_values")
+    nulls = frozenset(DEFAULT_NULLS if given_nulls is None else given_nulls)
+    header = _header(file, header_line, delimiter)
+    columns = tuple(options.get("columns") or header)
+    given = dict(options.get("types") or {})
+    _check_names(header, columns, given, f"{file}: ")
+    return CsvFormat(header, columns, tuple(given.get(column, "text") for column in columns), nulls, delimiter)
+
+
 def infer_types(
     header: tuple[str, ...], lines: Sequence[bytes], nulls: frozenset[str], delimiter: str
 ) -> dict[str, str]:
@@ -185,10 +200,10 @@ def _header(file: Path, line: bytes, delimiter: str) -> tuple[str, ...]:
     return names
 
 
-def _check_names(header: tuple[str, ...], columns: tuple[str, ...], types: dict[str, str]) -> None:
+def _check_names(header: tuple[str, ...], columns: tuple[str, ...], types: dict[str, str], file: str = "") -> None:
     for name in (*columns, *types):
         if name not in header:
-            raise InputError(f"there is no column {name!r}", hint=f"the header names: {', '.join(header)}")
+            raise InputError(f"{file}there is no column {name!r}", hint=f"the header names: {', '.join(header)}")
     for name, kind in types.items():
         if kind not in _CONVERSIONS:
             raise InputError(f"column {name!r}: {kind!r} is no type", hint="types are int, float and text")

@@ -24,11 +24,17 @@ class LineFormat(Protocol):
     def has_header(self) -> bool:
         """Whether the first line of a file that counts is no record."""
 
-    def decode(self, lines: Sequence[bytes], places: Places) -> Batch:
+    def decode(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
         """One record per line. A line that is no record of this format is a fault, its value the raw text."""
 
     def describe(self) -> str:
         """The columns and their types in one line, or nothing."""
+
+
+class LinePlaces(Protocol):
+    """Names lines for messages, by their index."""
+
+    def __getitem__(self, index: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class LineCutter:
         first, self._next = self._next, self._next + len(lines)
         places = Places(self._split, first)
         if self._form.skips_blank:
-            kept = [index for index, line in enumerate(lines) if not _is_blank(line)]
+            kept = [index for index, line in enumerate(lines) if not is_blank(line)]
             if len(kept) < len(lines):
                 places = Places(self._split, first, [first + index for index in kept])
                 lines = [lines[index] for index in kept]
@@ -110,7 +116,7 @@ class TextFormat:
     skips_blank: bool = False
     has_header: bool = False
 
-    def decode(self, lines: Sequence[bytes], places: Places) -> Batch:
+    def decode(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
         return Batch([line.decode("utf-8", "replace") for line in lines])
 
     def describe(self) -> str:
@@ -124,7 +130,7 @@ class JsonLinesFormat:
     skips_blank: bool = True
     has_header: bool = False
 
-    def decode(self, lines: Sequence[bytes], places: Places) -> Batch:
+    def decode(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
         decode = msgspec.json.decode
         try:
             return Batch([decode(line) for line in lines])
@@ -134,7 +140,7 @@ class JsonLinesFormat:
     def describe(self) -> str:
         return ""
 
-    def _decode_one_by_one(self, lines: Sequence[bytes], places: Places) -> Batch:
+    def _decode_one_by_one(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
         batch = Batch([])
         for index, line in enumerate(lines):
             try:
@@ -151,8 +157,8 @@ def as_text(line: bytes) -> str:
 
 def first_records(chunks: Iterator[list[bytes]], count: int) -> list[bytes]:
     """The first `count` lines that are not blank."""
-    return list(islice((line for lines in chunks for line in lines if not _is_blank(line)), count))
+    return list(islice((line for lines in chunks for line in lines if not is_blank(line)), count))
 
 
-def _is_blank(line: bytes) -> bool:
+def is_blank(line: bytes) -> bool:
     return not line or line.isspace()

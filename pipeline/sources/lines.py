@@ -14,8 +14,10 @@ from pipeline.errors import InputError
 from pipeline.sources.splits import Split, check_unchanged, is_compressed
 
 _READ_BYTES: Final = 1 << 20
-_MARK: Final = b"\xef\xbb\xbf"
-_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
+MARK: Final = b"\xef\xbb\xbf"
+"""A byte order mark, which is no part of the first line."""
+
+UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def split_lines(split: Split) -> Iterator[list[bytes]]:
@@ -41,7 +43,12 @@ def check_encoding(path: Path) -> None:
     """Raises InputError for a file that cannot be read or unpacked, or whose first bytes say that it is UTF-16."""
     with _readable(path), open_unpacked(path) as file:
         start = file.read(2)
-    if start in _UTF_16:
+    check_start(path, start)
+
+
+def check_start(path: Path, start: bytes) -> None:
+    """Raises InputError when the first two bytes of a file say that it is UTF-16."""
+    if start in UTF_16:
         raise InputError(
             f"{path} is text in UTF-16, and only UTF-8 is read",
             hint=f"convert it, for example with: iconv -f UTF-16 -t UTF-8 {path.name} > utf8-{path.name}",
@@ -80,10 +87,10 @@ def _lines(file: IO[bytes], start: int, end: int | None) -> Iterator[list[bytes]
     while end is None or position <= end:
         read = file.read(_READ_BYTES)
         data = rest + read
-        if at_file_start and (len(data) >= len(_MARK) or not read):
-            data, position = (data[3:], position + 3) if data.startswith(_MARK) else (data, position)
+        if at_file_start and (len(data) >= len(MARK) or not read):
+            data, position = (data[3:], position + 3) if data.startswith(MARK) else (data, position)
             at_file_start = False
-        cut = _complete(data) if read else len(data)
+        cut = whole_lines(data) if read else len(data)
         block, rest = data[:cut], data[cut:]
         if is_discarding and block:
             dropped = len(block.splitlines(keepends=True)[0])
@@ -98,7 +105,7 @@ def _lines(file: IO[bytes], start: int, end: int | None) -> Iterator[list[bytes]
             return
 
 
-def _complete(data: bytes) -> int:
+def whole_lines(data: bytes) -> int:
     """Length of the whole lines in data. A \\r at the very end does not count: it may grow to \\r\\n."""
     if data.endswith(b"\n"):
         return len(data)

@@ -1,7 +1,7 @@
 """The feeder process: reads one source into a job. It keeps no state, so it may be killed and started anew.
 
-Exit codes: 0 nothing left to do, 1 Redis is away (worth a restart), 2 wrong pipeline, 3 bad input; with 2 and 3 the job
-has failed and knows why.
+Exit codes: 0 nothing left to do (or a newer feeder does it), 1 Redis is away (worth a restart), 2 wrong pipeline, 3 bad
+input; with 2 and 3 the job has failed and knows why.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.errors import (
     InboxClosed,
     JobStateError,
     PipelineError,
+    StaleSender,
     StoreFull,
     StoreUnavailable,
     UnknownJob,
@@ -26,7 +27,8 @@ from pipeline.errors import (
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
-from pipeline.plan import fingerprint
+from pipeline.plan import fingerprint, is_followed
+from pipeline.sources.following import follow_source
 from pipeline.sources.runner import DEFAULT_MASTER, feed_source
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -92,7 +94,7 @@ def run_feeder(settings: FeederSettings) -> int:
     try:
         store = JobStore(Scripts(connect(settings.redis_url)))
         return _feed(settings, store)
-    except (InboxClosed, UnknownJob) as error:
+    except (InboxClosed, UnknownJob, StaleSender) as error:
         _log.info("source=%s ends: %s", settings.source, error)
         return 0
     except (StoreUnavailable, StoreFull) as error:
@@ -114,8 +116,11 @@ def _feed(settings: FeederSettings, store: JobStore) -> int:
             hint="run the file as it was, or start a new job",
         )
     address = FeedAddress(settings.redis_url, settings.job, settings.source)
-    master = settings.master or DEFAULT_MASTER
-    summary = feed_source(_source(graph, settings.source).spec, address, reader=settings.reader, master=master)
+    spec = _source(graph, settings.source).spec
+    if is_followed(spec.format, spec.options):
+        summary = follow_source(spec, address)
+    else:
+        summary = feed_source(spec, address, reader=settings.reader, master=settings.master or DEFAULT_MASTER)
     _log.info("source=%s complete splits=%d records=%d", settings.source, summary.splits, summary.records)
     return 0
 

@@ -19,7 +19,10 @@ SPLIT_BYTES: Final = 8 << 20
 COMPRESSED: Final = frozenset({".gz", ".bz2"})
 """File name endings whose files are unpacked while reading and are one split each."""
 
-_UNREADABLE: Final = frozenset({".deflate", ".lz4", ".snappy", ".xz", ".zip", ".zst"})
+HIDDEN: Final = ("_", ".")
+"""How names begin that folders and globs leave out."""
+
+UNREADABLE: Final = frozenset({".deflate", ".lz4", ".snappy", ".xz", ".zip", ".zst"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +113,13 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_visible(path: Path) -> bool:
-    return not path.name.startswith(("_", "."))
+    return not path.name.startswith(HIDDEN)
 
 
 def _checked(path: Path) -> Path:
     if not os.access(path, os.R_OK):
         raise InputError(f"{path} may not be read by this user", hint="change its permissions")
-    if path.suffix in _UNREADABLE:
+    if path.suffix in UNREADABLE:
         raise InputError(
             f"{path}: files compressed as {path.suffix} are not supported",
             hint="use .gz or .bz2, or unpack it",

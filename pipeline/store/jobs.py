@@ -12,11 +12,12 @@ from redis.exceptions import NoPermissionError, ResponseError
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
 from pipeline.lifecycle import BEFORE, JobState
-from pipeline.plan import Plan
+from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.letters import DeadLetter, read_letter
+from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -114,16 +115,25 @@ class JobStore:
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
+            streams = stream_names(record.plan)
+            for stream in streams:
+                pipe.hgetall(keys.out_meta(job, stream))
+                pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
         (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes = answers[:7]
         now_ms = seconds * 1000 + micros // 1000
+        at = 7 + 2 * len(places)
+        outputs = tuple(
+            output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], now_ms)
+            for i, stream in enumerate(streams)
+        )
         partitions = tuple(
             _partition(place, answers[7 + 2 * i], answers[8 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
         name = leader.decode() if leader else ""
         held = _workers(workers, now_ms)
-        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, int(dead_bytes or 0))
+        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0))
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
         """The oldest `count` dead letters."""
@@ -140,6 +150,19 @@ class JobStore:
             sink, place = field.decode().split(" ")
             found.setdefault(sink, []).append(([int(part) for part in place.split(".")], facts))
         return {sink: [facts for _, facts in sorted(rows)] for sink, rows in found.items()}
+
+    def log_totals(self, record: JobRecord) -> dict[str, int]:
+        """`n:sink` and `p:sink` of all partitions' logs, added up."""
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for stage, partition in record.plan.partitions():
+                pipe.hgetall(keys.log(record.job, stage, partition))
+            logs = pipe.execute()
+        found: dict[str, int] = {}
+        for name, value in (pair for log in logs for pair in log.items()):
+            if name.startswith((b"n:", b"r:")):
+                found[name.decode()] = found.get(name.decode(), 0) + int(value)
+        return found
 
     def remove(self, job: str) -> int:
         """Deletes every key of an ended job, kombu's included; returns how many. Raises JobStateError if it works."""
@@ -215,6 +238,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             run_id=text["run_id"],
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
+            waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error

@@ -22,7 +22,10 @@ def of_job(job: str) -> str:
 
 
 def job(job: str) -> str:
-    """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader."""
+    """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader.
+
+    `waits:source` -> what a source waits for. Written by its feeder.
+    """
     return of_job(job) + ":job"
 
 
@@ -67,8 +70,12 @@ def meta(job: str, stage: int, partition: int) -> str:
 
 
 def log(job: str, stage: int, partition: int) -> str:
-    """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark;
-    `n:sink` -> how many records this partition has given a sink that is neither files nor a stream."""
+    """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark.
+
+    `n:sink` -> how many records this partition has given a sink that is neither files nor a stream.
+    `r:sink` -> how many records of a rotating sink are in parts that `files` names no more.
+    `p:sender` -> `number position`: where a source reads on behind that number. Written by append.
+    """
     return f"{of_job(job)}:log:{stage}.{partition}"
 
 

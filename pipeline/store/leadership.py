@@ -7,8 +7,10 @@ from typing import Literal
 
 from pipeline.errors import StaleTerm, UnknownJob
 from pipeline.plan import Plan
+from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.outputs import remove_silent
 from pipeline.store.scripts import Scripts
 
 
@@ -112,6 +114,13 @@ class Leadership:
             args = [token, visitor, name, sender, milliseconds]
             forgotten += self._answer(job, self._scripts.run("expire", [*names, keys.senders(job), log], args))
         return forgotten
+
+    def remove_silent_readers(self, job: str, token: str, sink: str, limits: Limits) -> list[str]:
+        """Takes out the readers of an output stream that have expired; returns their names. Raises StaleTerm."""
+        removed = remove_silent(self._scripts, job, token, sink, limits)
+        if removed is None:
+            raise StaleTerm(f"{self._name} no longer leads job {job!r}")
+        return removed
 
     def adopt_server(self, job: str, token: str, run_id: str) -> None:
         """Records the server's run id, once every partition has a new term. Raises StaleTerm."""

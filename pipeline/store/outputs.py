@@ -1,11 +1,14 @@
-"""Named readers of output streams: each has a position in Redis, and the stream is trimmed to the slowest."""
+"""Readers of output streams: each has a place in Redis, and the stream is trimmed to what they need."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
 from pipeline.codec import decode_batch
-from pipeline.errors import StoreError, UnknownJob
+from pipeline.errors import ReadingError, StaleReader, UnknownJob
+from pipeline.facts import OutputFacts, ReaderFacts
 from pipeline.messages import Data, decode_header
 from pipeline.positions import entry_after
 from pipeline.records import Batch
@@ -17,71 +20,214 @@ from pipeline.store.scripts import Scripts
 LONGEST_WAIT_MS: Final = 5_000
 """Below the time after which the client takes a silent server for dead."""
 
+TEMPORARY: Final = "_"
+"""Names of readers that nobody comes back under begin with it: what they have read stays in the stream."""
+
+Start: TypeAlias = Literal["begin", "end"] | int
+"""Where a new reader begins: the oldest record that is kept, behind the newest, or the record of that number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a reader is registered. One that is known goes on where it stood, wherever `start` is.
+
+    expire_seconds: the leader forgets a reader that was silent for so long; None: never.
+    """
+
+    start: Start = "begin"
+    expire_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some records of a stream, as they are stored. `first` is the number of the first one; numbers begin at 1.
+
+    entry: the id of the entry. skipped: records of it that are not part of this.
+    """
+
+    first: int
+    count: int
+    entry: str
+    skipped: int
+    payload: bytes
+
+    def batch(self) -> Batch:
+        """Raises DecodingError."""
+        batch = decode_batch(self.payload)
+        return batch.slice(self.skipped, len(batch)) if self.skipped else batch
+
+    def place(self, records: int) -> str:
+        """The place behind so many of these records."""
+        done = self.skipped + records
+        return entry_after(self.entry, done) if records == self.count else _place(self.entry, done)
+
 
 class OutputReader:
-    """Reads one output stream of a job under a name. Records are kept until `advance` has passed them."""
+    """Reads one output stream of a job under a name. Records are kept until `advance` has passed them.
 
-    def __init__(self, scripts: Scripts, job: str, sink: str, reader: str, limits: Limits) -> None:
-        """Registers the reader, or goes on where it stood. Raises UnknownJob."""
+    A call that raised StoreUnavailable may be repeated, whether or not Redis has applied it.
+    """
+
+    def __init__(
+        self, scripts: Scripts, job: str, sink: str, reader: str, limits: Limits, opening: Opening | None = None
+    ) -> None:
+        """Registers the reader, or goes on where it stood. Raises UnknownJob, ReadingError for a start out of reach."""
+        opening = opening or Opening()
         self._scripts = scripts
+        self._sink = sink
         self._reader = reader
-        self._limits = limits
-        self._keys = [keys.out(job, sink), keys.out_meta(job, sink), keys.out_waiting(job, sink)]
-        answer = scripts.run("reader", [*self._keys[:2], keys.job(job)], [reader])
-        if answer[0] != 1:
-            raise UnknownJob(f"there is no job {job!r}")
+        self._bounds = _bounds(limits)
+        self._keys = _keys(job, sink)
+        expire_ms = "" if opening.expire_seconds is None else max(1, int(opening.expire_seconds * 1000))
+        answer = scripts.run("reader", [*self._keys, keys.job(job)], [reader, opening.start, expire_ms, *self._bounds])
+        match answer[0]:
+            case -5:
+                raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+            case -3:
+                raise ReadingError(
+                    f"the result {opening.start} of {sink!r} is no longer kept; the oldest is {answer[1]}",
+                    hint="begin reads from the oldest on",
+                )
+            case -4:
+                raise ReadingError(
+                    f"the result {opening.start} of {sink!r} is not there yet; the next one will be {answer[1]}"
+                )
         self.position: str = answer[1].decode()
-        self._read_to = self.position
-        self._unanswered: set[str] = set()
-        """Where calls of `advance` whose answer was lost may have moved it to."""
+        self.is_new = bool(answer[2])
+        self._read_to: str = self.position
+        self._unanswered: str | None = None
+
+    @property
+    def read_to(self) -> str:
+        """The place behind all that was read."""
+        return self._read_to
+
+    @property
+    def next_number(self) -> int:
+        """The number of the first record that was not read yet."""
+        entry, skipped = _parts(self._read_to)
+        return _first(entry) + skipped
+
+    def fetch(self, entries: int = 64, wait_ms: int = 0) -> list[Stretch]:
+        """What is next behind all that was read before; may wait up to `wait_ms` (5 s at most) for the first.
+
+        Raises StaleReader when records were trimmed that were not read, DecodingError, StoreError.
+        """
+        place, found = self._read_to, []
+        for entry_id, fields in self._entries(entries, wait_ms):
+            entry, skipped = _parts(place)
+            header, id_ = decode_header(fields[b"h"]), entry_id.decode()
+            if _first(id_) > _first(entry) + skipped:
+                raise StaleReader(
+                    f"results {_first(entry) + skipped} to {_first(id_) - 1} of {self._sink!r} are gone: "
+                    f"the reader {self._reader!r} was removed, or had expired"
+                )
+            count = header.count if isinstance(header, Data) else 0
+            skipped = skipped if id_ == entry else 0
+            if isinstance(header, Data):
+                found.append(Stretch(_first(id_) + skipped, count - skipped, id_, skipped, fields[b"d"]))
+            place = entry_after(id_, count)
+        self._read_to = place
+        return found
 
     def read(self, entries: int = 64, wait_ms: int = 0) -> list[Batch]:
-        """The next batches behind all that was read before; may wait up to `wait_ms` (5 s at most) for the first."""
+        """As `fetch`, decoded."""
+        return [stretch.batch() for stretch in self.fetch(entries, wait_ms)]
+
+    def advance(self, to: str | None = None) -> None:
+        """Gives up what stands in front of a place, by default all that was read.
+
+        Raises StaleReader if the reader was removed, or moved by somebody else.
+        """
+        if self._unanswered is not None:
+            self._move(self._unanswered)
+        to = self._read_to if to is None else to
+        if to != self.position:
+            self._move(to)
+
+    def keep(self) -> None:
+        """Says that the reader is still there. Raises as `advance` does."""
+        self._move(self.position if self._unanswered is None else self._unanswered)
+
+    def _move(self, to: str) -> None:
+        is_repeated = self._unanswered == to
+        self._unanswered = to
+        answer = self._scripts.run("advance", self._keys, [self._reader, self.position, to, *self._bounds])
+        self._unanswered = None
+        match answer[0]:
+            case -1:
+                raise StaleReader(f"the reader {self._reader!r} of {self._sink!r} was removed, or had expired")
+            case -2 if not (is_repeated and answer[1].decode() == to):
+                raise StaleReader(
+                    f"the reader {self._reader!r} of {self._sink!r} was moved by another process",
+                    hint="give each process a reader of its own name",
+                )
+        self.position = to
+
+    def _entries(self, count: int, wait_ms: int) -> list[Any]:
+        client, out, (entry, _) = self._scripts.client, self._keys[0], _parts(self._read_to)
         with translated():
-            raw = self._scripts.client.xrange(self._keys[0], self._read_to, "+", count=entries)
+            raw = client.xrange(out, entry, "+", count=count)
             if not raw and wait_ms:
                 # XREAD wants the id before the one we look for; an id below it in the same stream does not exist.
-                self._scripts.client.xread(
-                    {self._keys[0]: _before(self._read_to)}, count=1, block=min(wait_ms, LONGEST_WAIT_MS)
-                )
-                raw = self._scripts.client.xrange(self._keys[0], self._read_to, "+", count=entries)
-        batches = []
-        for entry_id, fields in raw:
-            header = decode_header(fields[b"h"])
-            count = header.count if isinstance(header, Data) else 0
-            self._read_to = entry_after(entry_id.decode(), count)
-            if isinstance(header, Data):
-                batches.append(decode_batch(fields[b"d"]))
-        return batches
+                client.xread({out: _before(entry)}, count=1, block=min(wait_ms, LONGEST_WAIT_MS))
+                raw = client.xrange(out, entry, "+", count=count)
+        return list(raw)
 
-    def advance(self) -> None:
-        """Gives up what was read. Raises StoreError if the reader was moved by somebody else."""
-        if self._read_to == self.position:
-            return
-        limits = self._limits
-        args = [
-            self._reader,
-            self.position,
-            self._read_to,
-            limits.inbox_records,
-            limits.inbox_bytes,
-            limits.inbox_low,
-        ]
-        answer = self._advance(args)
-        if answer[0] == -2 and answer[1].decode() in self._unanswered:
-            self.position = args[1] = answer[1].decode()
-            answer = [1] if self.position == self._read_to else self._advance(args)
-        if answer[0] != 1:
-            raise StoreError(f"the reader {self._reader!r} was moved or removed by another process")
-        self.position = self._read_to
-        self._unanswered.clear()
 
-    def _advance(self, args: list[Any]) -> list[Any]:
-        try:
-            return self._scripts.run("advance", self._keys, args)
-        except StoreError:
-            self._unanswered.add(self._read_to)
-            raise
+def remove_reader(scripts: Scripts, job: str, sink: str, reader: str, limits: Limits) -> bool:
+    """Takes the reader out, and wakes those who waited for it. False if there is none. Raises StoreError."""
+    return bool(scripts.run("dismiss", _keys(job, sink), [reader, *_bounds(limits)])[0])
+
+
+def remove_silent(scripts: Scripts, job: str, token: str, sink: str, limits: Limits) -> list[str] | None:
+    """Takes out the readers that have expired and returns their names; None if `token` no longer leads the job."""
+    answer = scripts.run("reap", [keys.leader(job), *_keys(job, sink)], [token, *_bounds(limits)])
+    return [name.decode() for name in answer[1]] if answer[0] == 1 else None
+
+
+def output_facts(sink: str, raw: Mapping[bytes, bytes], waiting: int, now_ms: int) -> OutputFacts:
+    """What the hash of an output stream says."""
+    meta = {name.decode(): value.decode() for name, value in raw.items()}
+    head = int(meta.get("head", 0))
+    readers = []
+    for name in sorted(field[2:] for field in meta if field.startswith("r:")):
+        entry, skipped = _parts(meta["r:" + name])
+        heard, expire = meta.get("h:" + name), meta.get("x:" + name)
+        readers.append(
+            ReaderFacts(
+                name=name,
+                is_temporary=name.startswith(TEMPORARY),
+                next_number=_first(entry) + skipped,
+                unread=max(0, head + 1 - _first(entry) - skipped),
+                silent_seconds=max(0, now_ms - int(heard)) / 1000 if heard else 0.0,
+                expire_seconds=int(expire) / 1000 if expire else None,
+            )
+        )
+    oldest = _first(meta.get("pos", "1-0"))
+    return OutputFacts(sink, oldest, head + 1, int(meta.get("bytes", 0)), waiting, tuple(readers))
+
+
+def _keys(job: str, sink: str) -> list[str]:
+    return [keys.out(job, sink), keys.out_meta(job, sink), keys.out_waiting(job, sink)]
+
+
+def _bounds(limits: Limits) -> tuple[int, int, float]:
+    return limits.inbox_records, limits.inbox_bytes, limits.inbox_low
+
+
+def _place(entry: str, record: int) -> str:
+    return f"{entry}/{record}" if record else entry
+
+
+def _parts(place: str) -> tuple[str, int]:
+    entry, _, record = place.partition("/")
+    return entry, int(record or 0)
+
+
+def _first(entry: str) -> int:
+    """The number of the first record of an entry, or of the next one behind control."""
+    return int(entry.partition("-")[0])
 
 
 def _before(entry: str) -> str:

@@ -43,6 +43,7 @@ class Acquired:
     """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds.
 
     run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
+    published: sink -> records in parts of a rotating sink that are in its folder.
     attempts: how often the record at the position has failed. tried: when and how, the last times.
     skipped: records that failed and were dropped so far.
     """
@@ -55,6 +56,7 @@ class Acquired:
     watermarks: dict[str, int]
     run: str = ""
     given: dict[str, int] = field(default_factory=dict)
+    published: dict[str, int] = field(default_factory=dict)
     attempts: int = 0
     tried: tuple[str, ...] = ()
     skipped: int = 0
@@ -154,6 +156,7 @@ class Ownership:
             watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
             run=answer[4].decode(),
             given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
+            published={name[2:]: int(value) for name, value in log.items() if name.startswith("r:")},
             attempts=attempts,
             tried=tried,
             skipped=int(meta.get("skipped", 0)),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from pipeline.codec import check_encodable, encode_batch, shown
 from pipeline.errors import (
@@ -18,17 +20,23 @@ from pipeline.errors import (
     UnknownJob,
     UnknownSender,
 )
+from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.records import Batch
 from pipeline.store import ids as own_ids
 from pipeline.store import keys
-from pipeline.store.connection import connect
+from pipeline.store.connection import connect, translated
 from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
+
+WAIT_CHARACTERS: Final = 500
+
+POSITION_BYTES: Final = 4096
+"""The most that a position may have as JSON."""
 
 
 def _no_place(_index: int) -> str:
@@ -98,6 +106,39 @@ class Feed:
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}")
 
+    def tell_wait(self, text: str) -> None:
+        """Has the job's status say what this source waits for; with no text it waits no more.
+
+        Raises UnknownJob, StoreError.
+        """
+        job = self._address.job
+        answer = self._patience.through_outages(
+            lambda: self._scripts.run("waits", [keys.job(job)], [self._address.source, text[:WAIT_CHARACTERS]])
+        )
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}")
+
+    def takes_input(self) -> bool:
+        """Whether new records may be appended now. Raises UnknownJob, StoreUnavailable, StoreError."""
+        jobs = JobStore(self._scripts)
+        (state,) = self._patience.through_outages(lambda: [jobs.state(self._address.job)])
+        return state is JobState.RUNNING
+
+    def splits(self) -> list[str]:
+        """The splits of all senders that this source has. Raises StoreUnavailable, StoreError."""
+        prefix = f"n:{self._generation}/{self._address.source}/"
+
+        def found() -> list[Any]:
+            with translated():
+                pages = self._scripts.client.hscan_iter(keys.senders(self._address.job), prefix + "*", count=1000)
+                return [field.decode().removeprefix(prefix) for field, _ in pages]
+
+        return sorted(set(self._patience.through_outages(found)))
+
+    def position(self, split: str) -> Any:
+        """Where a split that was read before is read on; None: at its beginning. Raises as `lane` does."""
+        return self.lane(split).position
+
     def durability(self) -> Durability:
         """How safe a record is that was taken just now. Raises StoreUnavailable, StoreError."""
         return read_durability(self._scripts.client)
@@ -133,7 +174,7 @@ class Lane:
         address: FeedAddress,
         plan: Plan,
         name: str,
-        registration: list[int],
+        registration: list[Any],
         patience: Patience,
     ) -> None:
         self._scripts = scripts
@@ -141,7 +182,11 @@ class Lane:
         self._address = address
         self._limits = plan.limits
         self._memory = own_ids.Memory.of(plan.source(address.source))
-        self._id, self._epoch, partition, self.taken, self.finished = registration
+        self._id, self._epoch, partition, self.taken, self.finished, stored = registration
+        number, _, position = stored.partition(b" ")
+        self.position = msgspec.json.decode(position) if position else None
+        """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
+        self.position_at = int(number or 0)
         job, stage = address.job, plan.entry_stage(address.source).index
         self._log = keys.log(job, stage, partition)
         self._keys = [
@@ -160,40 +205,40 @@ class Lane:
         batch: Batch,
         place: Callable[[int], str] = _no_place,
         ids: Sequence[str | None] | None = None,
+        position: Callable[[int], Any] | None = None,
     ) -> None:
         """Appends the records numbered first .. first + len(batch) - 1; what the job has already is cut off.
 
         A record that cannot be encoded, or is larger than the job's limit, becomes a fault: it keeps its number and
         ends as a dead letter, which says by `place(index)` where the record is from. Blocks while the inbox is full.
         `ids` are the records' own, of the outside world: one that the source has seen before is taken and dropped.
+        `position(index)` is where to read on behind the record at that index, a JSON value of at most POSITION_BYTES.
+        It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
-        Raises InboxFull (after `full_timeout_seconds`), InboxClosed, StaleSender, UnknownSender, UnknownJob,
-        StoreError for a gap.
+        Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),
+        InboxClosed, StaleSender, UnknownSender, UnknownJob, StoreError for a gap.
         """
         if first > self.taken + 1:
             raise StoreError(f"sender {self.name!r}: number {first} would leave a gap behind {self.taken}")
         start = max(0, self.taken + 1 - first)
         while start < len(batch):
             stop = min(len(batch), start + max(1, self._limits.inbox_records // 8))
-            start = self._append_piece(first, batch, start, stop, place, ids)
+            stop, payload = self._piece(batch, start, stop, place)
+            known = position(stop - 1) if position is not None else None
+            self._send(first + start, stop - start, payload, ids[start:stop] if ids is not None else (), known)
+            start = self.taken + 1 - first
 
-    def _append_piece(
-        self,
-        first: int,
-        batch: Batch,
-        start: int,
-        stop: int,
-        place: Callable[[int], str],
-        ids: Sequence[str | None] | None,
-    ) -> int:
-        piece = batch.slice(start, stop)
-        payload = encode_faulty(piece, self._limits.record_bytes, lambda index: place(start + index))
-        if len(payload) > self._limits.entry_bytes and stop - start > 1:
-            return self._append_piece(first, batch, start, start + (stop - start) // 2, place, ids)
-        self._send(first + start, len(piece), payload, ids[start:stop] if ids is not None else ())
-        return self.taken + 1 - first
+    def _piece(self, batch: Batch, start: int, stop: int, place: Callable[[int], str]) -> tuple[int, bytes]:
+        """Where the records from `start` end that fit into one entry, and their payload."""
+        while True:
+            payload = encode_faulty(
+                batch.slice(start, stop), self._limits.record_bytes, lambda index: place(start + index)
+            )
+            if len(payload) <= self._limits.entry_bytes or stop - start <= 1:
+                return stop, payload
+            stop = start + (stop - start) // 2
 
-    def _send(self, first: int, count: int, payload: bytes, ids: Sequence[str | None]) -> None:
+    def _send(self, first: int, count: int, payload: bytes, ids: Sequence[str | None], position: Any) -> None:
         id_keys, id_args = own_ids.arguments(self._address.job, self._address.source, ids, self._memory)
         args = [
             self._id,
@@ -204,6 +249,7 @@ class Lane:
             "",
             self._limits.inbox_records,
             self._limits.inbox_bytes,
+            _encoded_position(position),
             *id_args,
         ]
         full_since: float | None = None
@@ -214,6 +260,8 @@ class Lane:
                 self._wait_while_full(full_since)
                 continue
             self.taken = max(self.taken, last)
+            if position is not None and last == first + count - 1:
+                self.position, self.position_at = position, last
             if code in (1, 2, 3):
                 return
             raise self._refusal(code, last)
@@ -303,6 +351,22 @@ def encode_faulty(batch: Batch, record_bytes: int, place: Callable[[int], str] =
             )
             values[index] = shown(value, 1000)
     return encode_batch(Batch(values, batch.keys, batch.times, batch.ids, faults))
+
+
+def _encoded_position(position: Any) -> bytes:
+    """Raises EncodingError."""
+    if position is None:
+        return b""
+    try:
+        encoded = msgspec.json.encode(position)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise EncodingError(f"the position {shown(position, 200)} is no JSON value: {error}") from error
+    if len(encoded) > POSITION_BYTES:
+        raise EncodingError(
+            f"a position has {len(encoded):,} bytes as JSON, more than the {POSITION_BYTES:,} allowed",
+            hint="keep a number or a short text, not what was read",
+        )
+    return encoded
 
 
 def _storable(text: str) -> str:

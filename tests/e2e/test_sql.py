@@ -66,6 +66,8 @@ def test_kills_at_random_moments_leave_every_row_once_in_sqlite(site: Site) -> N
         assert sorted(connection.execute(SUMS)) == sorted(EXPECTED)
         assert connection.execute("SELECT count(*), min(number) FROM lasts").fetchone() == (KEYS, COUNT)
     connection.close()
+    assert f"  rows: {KEYS * COUNT:,} rows added in rows of sqlite:///{run.folder}/rows.db" in run.said()
+    assert f"  lasts: {KEYS} rows replaced or added in lasts of" in run.said()
     site.assert_clean("flow.py", "rows.db")
 
 
@@ -92,7 +94,7 @@ def test_a_database_that_goes_and_comes_back_among_kills_holds_every_row_once_an
     with psycopg.connect(own_postgres.url) as connection:
         assert sorted(connection.execute(SUMS)) == sorted(EXPECTED)
         assert connection.execute("SELECT count(*), min(number) FROM lasts").fetchone() == (KEYS, COUNT)
-    assert "no sink is waited for any more" in run.said()
+    assert "nothing is waited for any more" in run.said()
     assert_hidden(site, run, redis_url)
     site.assert_clean("flow.py")
 

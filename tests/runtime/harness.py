@@ -173,6 +173,10 @@ class LocalJob:
             for place in worker.look():
                 self.slice(name, place)
 
+    def pauses(self, name: str = "w0") -> list[float]:
+        """In how many seconds partitions of the worker come back by themselves."""
+        return self.workers[name].pauses()
+
     def restart(self, name: str) -> None:
         """The worker dies; its successor has another incarnation, empty memory and the same partitions."""
         old = self.workers.pop(name).ownership

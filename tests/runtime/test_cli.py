@@ -303,6 +303,11 @@ def test_a_child_is_given_up_only_when_it_can_never_work(child: ChildStatus, is_
     assert bool(hopeless(child, is_heard)) is is_hopeless
 
 
+@pytest.mark.parametrize(("looping", "is_hopeless"), [(False, False), (True, True)])
+def test_an_endless_feeder_is_given_up_only_when_it_dies_at_its_start(looping: bool, is_hopeless: bool) -> None:
+    assert bool(hopeless(a_child("source", 50, looping=looping), False, is_endless=True)) is is_hopeless
+
+
 def test_the_last_words_of_a_log_are_its_last_line_that_says_something(folder: Path) -> None:
     (folder / "log").write_text("first\nRuntimeError: dry\n\n")
 

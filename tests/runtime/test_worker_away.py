@@ -13,7 +13,7 @@ from pipeline.lifecycle import JobState
 from stages.partition import SliceEnd
 from tests.postgres import PostgresServer
 from tests.runtime.harness import HandClock, LocalJob, numbered
-from tests.runtime.test_worker_sql import KEYS, ask, make_rows
+from tests.runtime.tables import KEYS, ask, make_rows
 
 
 def two_ways(url: str) -> Pipeline:
@@ -62,7 +62,7 @@ def test_while_a_database_is_away_others_go_on_and_then_all_rows_are_there(
         assert worker.slice(1, 0) is SliceEnd.BACKOFF
         pauses = []
         for _ in range(12):
-            (pause,) = worker.pauses()
+            (pause,) = job.pauses()
             pauses.append(pause)
             clock.now += pause
             job.look()
@@ -75,7 +75,7 @@ def test_while_a_database_is_away_others_go_on_and_then_all_rows_are_there(
         job.run_until_idle()
         job.run_to_the_end()
 
-        assert worker.pauses() == []
+        assert job.pauses() == []
         assert worker.hand.report(clock.now)["hand"] == {}
         assert sorted(ask(url, "SELECT key, n FROM rows")) == EXPECTED
         assert job.jobs.read(job.job).state is JobState.RUNNING
@@ -88,7 +88,7 @@ def test_a_worker_that_dies_while_it_backs_off_is_replaced_as_any_other(redis_ur
         job.assign()
         job.send(numbered(KEYS, 6))
         job.run_until_idle()
-        assert job.workers["w0"].pauses() == [0.1]
+        assert job.pauses() == [0.1]
 
         (tmp_path / "later").mkdir()
         make_rows(url, "key TEXT, n INTEGER")
@@ -115,7 +115,7 @@ def test_a_partition_that_is_moved_while_it_backs_off_is_served_by_its_new_owner
         job.look()
         job.run_to_the_end()
 
-        assert job.workers["w0"].pauses() == []
+        assert job.pauses() == []
         assert sorted(ask(url, "SELECT key, n FROM rows")) == EXPECTED
 
 
@@ -132,7 +132,7 @@ def test_a_frozen_server_holds_nobody_for_ever(
         own_postgres.signal(signal.SIGSTOP)
         job.send(numbered(KEYS, 3, first=4))
         job.run_until_idle()
-        assert job.workers["w0"].pauses() == [0.1]
+        assert job.pauses() == [0.1]
         assert job.by_key() == {key: [1, 2, 3, 4, 5, 6] for key in KEYS}
 
         own_postgres.signal(signal.SIGCONT)

@@ -17,7 +17,7 @@ from pipeline.errors import EnvironmentFault
 from pipeline.graph import SinkSpec
 from pipeline.lifecycle import JobState
 from tests.runtime.harness import HandClock, LocalJob, Moment, numbered
-from tests.runtime.test_worker_sql import KEYS, look_again
+from tests.runtime.tables import KEYS, look_again
 
 
 class Receiver(ThreadingHTTPServer):
@@ -113,6 +113,35 @@ def test_every_record_comes_and_comes_again_only_under_the_same_key(
         if at > total:
             break
     assert at > 12
+
+
+def test_a_key_is_never_given_to_another_record(redis_url: str) -> None:
+    got: list[dict[str, Any]] = []
+    bad: list[int] = []
+
+    def flaky(value: int) -> int:
+        if value in bad:
+            raise ValueError("this time it fails")
+        return value
+
+    flow = Pipeline("flaky")
+    flow.source(read.iterable([0]), name="in").map(flaky, name="flaky").sink(write.call(got.extend), name="place")
+    with LocalJob(redis_url, flow, partitions=1) as job:
+        job.assign()
+        job.run_until_idle()
+        job.send(range(4))
+        # The records are delivered, and the commit that counts them is lost with the worker.
+        job.scripts["w0"].break_call("before", 2)
+        job.run_until_idle()
+        assert [one["value"] for one in got] == [0]
+        bad.append(0)
+        job.restart("w0")
+        job.run_and_sweep()
+
+        assert job.dead_values() == [0]
+    keys = {one["value"]: one["idempotency_key"] for one in got}
+    assert sorted(keys) == [0, 1, 2, 3]
+    assert len(set(keys.values())) == 4
 
 
 def test_a_worker_that_dies_before_its_commit_delivers_again_under_the_same_keys(redis_url: str) -> None:
@@ -217,7 +246,7 @@ def test_a_server_that_is_busy_is_waited_for(redis_url: str, receiver: Receiver,
     with LocalJob(redis_url, to(write.http(receiver.url)), partitions=1, clock=clock) as job:
         job.assign()
         feed(job)
-        assert job.workers["w0"].pauses() == [7.0]
+        assert job.pauses() == [7.0]
 
         receiver.judge = lambda _: 200
         clock.now += 7.0
@@ -279,7 +308,7 @@ def test_a_slow_place_is_left_in_time_and_gone_on_with(redis_url: str, monkeypat
         job.run_until_idle()
 
         assert "is slow: 0 of 1 records" in job.workers["w0"].hand.report(0.0)["hand"]["1.0"]["reason"]
-        assert job.workers["w0"].pauses() == [0.1]
+        assert job.pauses() == [0.1]
 
 
 # Kafka, by the cluster that librdkafka mocks.

@@ -204,7 +204,7 @@ def test_a_reader_of_the_same_name_in_two_places_is_told(bench: Bench) -> None:
     values(two)
     one.advance()
 
-    with pytest.raises(StoreError, match="moved or removed"):
+    with pytest.raises(StoreError, match="moved by another"):
         two.advance()
 
 

@@ -13,6 +13,7 @@ import pytest
 from pipeline import read, write
 from pipeline.errors import PipelineError
 from pipeline.graph import SinkSpec, SourceSpec
+from pipeline.plan import is_endless, is_followed
 
 
 def test_read_makes_specs_with_exactly_these_options() -> None:
@@ -189,3 +190,52 @@ def test_what_has_no_order_or_is_no_iterable_is_refused(items: Any) -> None:
 def test_a_function_with_parameters_makes_no_items() -> None:
     with pytest.raises(PipelineError, match=r"'read.iterable' needs a function of \(\)"):
         read.iterable(lambda value: [value])  # type: ignore[arg-type, misc]
+
+
+def test_sources_that_go_on_make_these_specs() -> None:
+    assert read.text("/d/a", follow=True).options == {"reader": "auto", "follow": True, "poll_seconds": 0.25}
+    assert read.csv("/d/a", follow=True, poll_seconds=2).options["poll_seconds"] == 2.0
+    assert read.sql("postgresql://me:pw@h/d", "orders", "id") == SourceSpec(
+        "sql",
+        options={"url": "postgresql://me:***@h/d", "table": "orders", "columns": ["id"], "poll_seconds": 1.0},
+        secrets={"url": "postgresql://me:pw@h/d"},
+    )
+    assert read.redis_stream("redis://h", "k").options["on_lost"] == "fail"
+    assert read.kafka("h:1", "t", config={"sasl.password": "pw"}).options == {
+        "servers": "h:1",
+        "topic": "t",
+        "values": "json",
+        "with_keys": False,
+        "on_lost": "fail",
+        "poll_seconds": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "followed", "endless"),
+    [
+        (read.text("a"), False, False),
+        (read.iterable([1]), False, False),
+        (read.producer(), False, True),
+        (read.text("a", follow=True), True, True),
+        (read.csv("a", follow=True), True, True),
+        (read.json("a", follow=True), True, True),
+        (read.sql("env:X", "t", "id"), True, True),
+        (read.redis_stream("env:X", "k"), True, True),
+        (read.kafka("h:1", "t"), True, True),
+        (read.generator(lambda _: []), True, True),
+        (read.generator(lambda _: [], poll_seconds=None), True, False),
+    ],
+)
+def test_a_job_runs_until_it_is_drained_when_its_source_has_no_end(
+    spec: SourceSpec, followed: bool, endless: bool
+) -> None:
+    assert is_followed(spec.format, spec.options) is followed
+    assert is_endless(spec.format, spec.options) is endless
+    assert msgspec.json.decode(msgspec.json.encode(spec.options)) == spec.options
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "1", True, 100_000, float("nan"), None])
+def test_a_pause_that_is_none_is_refused(seconds: Any) -> None:
+    with pytest.raises(PipelineError, match=r"read\.sql: poll_seconds must be a number of seconds"):
+        read.sql("env:X", "t", "id", poll_seconds=seconds)

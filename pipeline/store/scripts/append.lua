@@ -1,12 +1,15 @@
 -- Appends one batch of an external sender to its entry inbox, and rings.
 -- KEYS: inbox, meta, log, job; then the sets of remembered ids that this batch meets, if its records have ids
--- ARGV: sender id, epoch, first number, count, payload, watermark or '', inbox_records, inbox_bytes;
+-- ARGV: sender id, epoch, first number, count, payload, watermark or '', inbox_records, inbox_bytes, position or '';
 --   with ids also: milliseconds that an id is remembered, most ids in a set; then for each set: the records' indices in
 --   the batch, with a space between, and their ids' digests of 16 bytes, one behind the other
 -- Returns {code, last number taken}:
 --   1 appended   2 all of it was taken before   3 a part was: resend from last + 1   -1 unknown sender
 --   -2 a newer instance of the sender exists    -3 closed   -4 full   -5 no such job   -6 a gap: resend from last + 1
 -- The first write is an XADD, so a Redis without memory refuses the whole script.
+-- A position (where a source reads on; opaque here) is that behind the last record of this batch, and is stored with that
+-- record's number, in the write that takes it. Whoever cuts a batch gives each piece the position behind its own last record,
+-- or none: then the stored one stays where it is, behind the numbers, and a reader skips by counting. It is never ahead.
 local inbox, meta, log, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local sender, first, count = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local j = call('HMGET', job, 'state', 'gate', 'table')
@@ -32,10 +35,10 @@ if #KEYS > 4 then
   at = time[1] * 1000 + math.floor(time[2] / 1000)
   for k = 5, #KEYS do
     local n, new, seen = 0, {}, {}
-    for index in string.gmatch(ARGV[2 * k + 1], '%d+') do
-      local digest = string.sub(ARGV[2 * k + 2], n + 1, n + 16)
+    for index in string.gmatch(ARGV[2 * k + 2], '%d+') do
+      local digest = string.sub(ARGV[2 * k + 3], n + 1, n + 16)
       local score = call('ZSCORE', KEYS[k], digest)
-      if seen[digest] or (score and tonumber(score) >= at - tonumber(ARGV[9])) then
+      if seen[digest] or (score and tonumber(score) >= at - tonumber(ARGV[10])) then
         skip[#skip + 1] = index
       else
         new[#new + 1] = digest
@@ -52,11 +55,12 @@ local header = '["D","' .. sender .. '",' .. int(first) .. ',' .. int(count) .. 
   .. table.concat(skip, ',') .. ']]'
 put(inbox, meta, header, ARGV[5], count)
 call('HSET', log, sender, int(first + count - 1))
+if ARGV[9] and ARGV[9] ~= '' then call('HSET', log, 'p:' .. sender, int(first + count - 1) .. ' ' .. ARGV[9]) end
 for k = 5, #KEYS do
-  call('ZREMRANGEBYSCORE', KEYS[k], '-inf', '(' .. int(at - tonumber(ARGV[9])))
+  call('ZREMRANGEBYSCORE', KEYS[k], '-inf', '(' .. int(at - tonumber(ARGV[10])))
   for _, digest in ipairs(fresh[k]) do call('ZADD', KEYS[k], int(at), digest) end
-  call('ZREMRANGEBYRANK', KEYS[k], 0, -tonumber(ARGV[10]) - 1)
-  if #fresh[k] > 0 then call('PEXPIRE', KEYS[k], ARGV[9]) end
+  call('ZREMRANGEBYRANK', KEYS[k], 0, -tonumber(ARGV[11]) - 1)
+  if #fresh[k] > 0 then call('PEXPIRE', KEYS[k], ARGV[10]) end
 end
 if #skip > 0 then call('HINCRBY', meta, 'duplicate', #skip) end
 ring(meta)

@@ -51,7 +51,7 @@ for i = 1, count do
   local out = {}
   for k = 1, 4 do out[k] = KEYS[tonumber(ARGV[at + k - 1])] end
   out.kind, out.n, out.at = ARGV[at + 4], tonumber(ARGV[at + 5]), at + 6
-  out.m = redis.pcall('HMGET', out[2], 'head', 'sub', 'bytes', 'pos', 'rec', 'ring', 'queue', 'ticket', 'readers')
+  out.m = redis.pcall('HMGET', out[2], 'head', 'sub', 'bytes', 'pos', 'rec', 'ring', 'queue', 'ticket', 'readers', 'held')
   if out.m.err then return {-7, out[2]} end
   out.last = redis.pcall('HGET', out[3], ARGV[7])
   if type(out.last) == 'table' then return {-7, out[3]} end
@@ -60,7 +60,8 @@ for i = 1, count do
   if key then return {-7, key} end
   out.head, out.sub, out.bytes = tonumber(out.m[1] or 0), tonumber(out.m[2] or 0), tonumber(out.m[3] or 0)
   out.readers = out.kind ~= 'out' or out.m[9]
-  if out.readers then
+  -- What only readers without a name have read may be trimmed, so it makes nothing full.
+  if out.readers or (out.m[10] and not before(out.m[4] or '1-0', out.m[10])) then
     local data = false
     for e = 0, out.n - 1 do data = data or ARGV[out.at + 4 * e] == 'D' end
     if data and (records_behind(out.head, out.m[4], out.m[5]) >= limit_records or out.bytes >= limit_bytes) then
@@ -119,7 +120,7 @@ for _, out in ipairs(outs) do
     call('LPUSH', out.m[7], out.m[8])
   end
   call('HSET', out[2], unpack(fields))
-  if not out.readers then keep_newest(out[1], out[2], limit_records, limit_bytes) end
+  if not out.readers then keep_newest(out[1], out[2], limit_records, limit_bytes, out.m[10]) end
 end
 if log_n > 0 then call('HSET', log, unpack(ARGV, log_at, log_at + log_n - 1)) end
 

@@ -9,5 +9,5 @@ if not heard or tonumber(heard) > before then return {0} end
 local id = ARGV[4]
 call('ZREM', KEYS[2], ARGV[2])
 call('HDEL', KEYS[3], 'n:' .. ARGV[3])
-call('HDEL', KEYS[4], id, 'e:' .. id, 'n:' .. id, 'w:' .. id)
+call('HDEL', KEYS[4], id, 'e:' .. id, 'n:' .. id, 'w:' .. id, 'p:' .. id)
 return {1}

@@ -4,7 +4,7 @@
 local log, senders, id = KEYS[1], KEYS[2], ARGV[2]
 if call('EXISTS', KEYS[3]) == 0 then return {-5} end
 if call('HGET', log, 'e:' .. id) ~= ARGV[3] then return {0} end
-call('HDEL', log, id, 'e:' .. id, 'n:' .. id, 'w:' .. id)
+call('HDEL', log, id, 'e:' .. id, 'n:' .. id, 'w:' .. id, 'p:' .. id)
 call('HDEL', senders, 'n:' .. ARGV[1])
 call('ZREM', KEYS[4], ARGV[4])
 return {1}

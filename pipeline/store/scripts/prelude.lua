@@ -84,8 +84,17 @@ local function foreign(wanted)
   end
 end
 
--- Trims an output that nobody reads to its newest entries within the bounds; the last entry always stays.
-local function keep_newest(out, meta, limit_records, limit_bytes)
+-- True if one entry id stands in front of another.
+local function before(one, other)
+  local a, b = string.match(one, '^(%d+)-(%d+)')
+  local c, d = string.match(other, '^(%d+)-(%d+)')
+  a, b, c, d = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
+  return a < c or (a == c and b < d)
+end
+
+-- Trims an output without named readers to its newest entries within the bounds; the last entry always stays, and so
+-- does all behind `held`, where the slowest reader without a name stands.
+local function keep_newest(out, meta, limit_records, limit_bytes, held)
   local records, bytes = backlog(meta)
   if records <= limit_records and bytes <= limit_bytes then return end
   local head, from, oldest, size = tonumber(call('HGET', meta, 'head')), '-', nil, 0
@@ -95,6 +104,7 @@ local function keep_newest(out, meta, limit_records, limit_bytes)
     for _, entry in ipairs(page) do
       bytes, oldest, size = bytes - size, entry[1], #(entry[2][4] or '')
       fits = bytes <= limit_bytes and head + 1 - tonumber(string.match(oldest, '^(%d+)-')) <= limit_records
+      fits = fits or (held and not before(oldest, held))
       if fits then break end
     end
     from = '(' .. (oldest or '0-0')
@@ -102,6 +112,55 @@ local function keep_newest(out, meta, limit_records, limit_bytes)
   if not oldest then return end
   call('XTRIM', out, 'MINID', oldest)
   call('HSET', meta, 'pos', oldest, 'rec', '0', 'bytes', int(math.max(0, bytes)))
+end
+
+-- Puts one reader of an output at `at` (`entry` or `entry/record`), or takes it out (nil); then trims the output to what
+-- its readers need and wakes the writers that this lets go on. A name that begins with _ is a reader without a name: it
+-- holds what it has not read, but what it has read stays as if nobody read. Begins with a command that shrinks.
+local function settle(out, meta, waiting, name, at, limit_records, limit_bytes, low)
+  local slowest, held, named = nil, nil, 0
+  local places = {}
+  local all = call('HGETALL', meta)
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 2) == 'r:' then places[string.sub(all[i], 3)] = all[i + 1] end
+  end
+  places[name] = at
+  for reader, place in pairs(places) do
+    local entry = string.match(place, '^%d+-%d+')
+    if string.sub(reader, 1, 1) == '_' then
+      if not held or before(entry, held) then held = entry end
+    else
+      named = named + 1
+      if not slowest or before(entry, slowest) then slowest = entry end
+    end
+  end
+  if held and slowest and before(held, slowest) then slowest = held end
+  local freed = 0
+  if slowest then
+    for _, entry in ipairs(call('XRANGE', out, '-', '(' .. slowest)) do freed = freed + #(entry[2][4] or '') end
+  end
+  call('HLEN', waiting)
+  local time = call('TIME')
+
+  if slowest then call('XTRIM', out, 'MINID', slowest) end
+  if at then
+    call('HDEL', meta, 'held')
+    call('HSET', meta, 'r:' .. name, at, 'h:' .. name, int(time[1] * 1000 + math.floor(time[2] / 1000)))
+  else
+    call('HDEL', meta, 'held', 'r:' .. name, 'h:' .. name, 'x:' .. name)
+  end
+  if held then call('HSET', meta, 'held', held) end
+  if slowest then
+    local bytes = int(math.max(0, tonumber(call('HGET', meta, 'bytes') or 0) - freed))
+    call('HSET', meta, 'readers', int(named), 'pos', slowest, 'rec', '0', 'bytes', bytes)
+  else
+    call('HDEL', meta, 'readers')
+    keep_newest(out, meta, limit_records, limit_bytes, held)
+  end
+  local records, bytes = backlog(meta)
+  local is_low = records <= low * limit_records and bytes <= low * limit_bytes
+  local can_trim = not slowest and (not held or before(call('HGET', meta, 'pos') or '1-0', held))
+  if is_low or can_trim then wake(waiting) end
 end
 
 -- True while `token` is the leader's.

@@ -1,7 +1,8 @@
 -- Registers an external sender, or finds it again: an id from a counter, an epoch, an entry partition for life.
 -- KEYS: senders, job, then the log of each entry partition of the source
 -- ARGV: sender name (with generation and source), '1' to raise the epoch (the older instance is a zombie then)
--- Returns {1, id, epoch, partition, last number, finished count or -1} or {-3} closed, {-5} no such job
+-- Returns {1, id, epoch, partition, last number, finished count or -1, '<number> <position>' or ''}
+--   or {-3} closed, {-5} no such job
 local senders, job = KEYS[1], KEYS[2]
 local state = call('HGET', job, 'state')
 if not state then return {-5} end
@@ -15,7 +16,7 @@ else
   partition = int(tonumber(id) % (#KEYS - 2))
 end
 local log = KEYS[3 + tonumber(partition)]
-local known = call('HMGET', log, id, 'e:' .. id, 'n:' .. id)
+local known = call('HMGET', log, id, 'e:' .. id, 'n:' .. id, 'p:' .. id)
 local epoch = tonumber(known[2] or 0)
 if ARGV[2] == '1' then epoch = epoch + 1 end
 
@@ -24,4 +25,5 @@ if not entry then
   call('HSET', senders, 'next', int(tonumber(id) + 1), 'n:' .. ARGV[1], id .. ' ' .. partition)
 end
 call('HSET', log, id, known[1] or '0', 'e:' .. id, int(epoch))
-return {1, tonumber(id), epoch, tonumber(partition), tonumber(known[1] or 0), tonumber(known[3] or -1)}
+return {1, tonumber(id), epoch, tonumber(partition), tonumber(known[1] or 0), tonumber(known[3] or -1),
+  known[4] or ''}

@@ -1,0 +1,68 @@
+"""Keys as people type and read them: no two keys look the same, and what is shown can be typed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ReadingError
+from pipeline.reading.keytext import key_text, parse_key
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+SCALARS = st.one_of(TEXT, st.integers(-(2**63), 2**64 - 1), st.binary())
+KEYS = st.recursive(SCALARS, lambda part: st.lists(part, max_size=4).map(tuple), max_leaves=8)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("abc", "abc"),
+        ("a b", "a b"),
+        ("é", "é"),
+        (1, "1"),
+        ("1", '"1"'),
+        ("-7", '"-7"'),
+        ("", '""'),
+        ('"', '"'),
+        ('"x"', '"\\"x\\""'),
+        ("true", "true"),
+        ("1.5", "1.5"),
+        ("[1]", '"[1]"'),
+        ("a\nb", '"a\\nb"'),
+        ("\x1b[2J", '"\\u001b[2J"'),
+        (" x", '" x"'),
+        (("a", 1), '["a", 1]'),
+        (b"\x00\xff", '{"base64": "AP8="}'),
+        (("é", b""), '["é", {"base64": ""}]'),
+        ((), "[]"),
+    ],
+)
+def test_a_key_has_one_text_and_that_text_is_the_key(key: Any, text: str) -> None:
+    assert key_text(key) == text
+    assert parse_key(text) == key
+    assert type(parse_key(text)) is type(key)
+
+
+@given(KEYS)
+def test_what_is_shown_can_be_typed(key: Any) -> None:
+    text = key_text(key)
+
+    assert parse_key(text) == key
+    assert type(parse_key(text)) is type(key)
+    assert text.isprintable()
+
+
+@given(TEXT)
+def test_whatever_is_typed_is_a_key_or_one_message(text: str) -> None:
+    with suppress(ReadingError):
+        assert isinstance(parse_key(text), str | int | bytes | tuple)
+
+
+@pytest.mark.parametrize("text", ["[1.5]", "[true]", '["a", null]', '[{"a": 1}]', '{"base64": "?"}'])
+def test_a_key_with_an_impossible_part_is_refused(text: str) -> None:
+    with pytest.raises(ReadingError):
+        parse_key(text)
