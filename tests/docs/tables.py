@@ -82,9 +82,11 @@ def _section(path: str, command: click.Command) -> str:
 
 
 def _row(command: str, option: click.Option) -> str:
-    meaning = re.sub(r" Default: [^.]*\.", "", option.help or "")
+    meaning = re.sub(r" Default: [^.]*\.| \(the default\)", "", option.help or "")
     if isinstance(option.type, click.IntRange | click.FloatRange):
-        meaning += f" {option.type.min:,} to {option.type.max:,}."
+        meaning += (
+            f" {option.type.min:,} to {option.type.max:,}." if option.type.max else f" At least {option.type.min:,}."
+        )
     return f"| `{_usage(option)}` | {_default(command, option)} | {meaning} |"
 
 
@@ -96,7 +98,8 @@ def _usage(option: click.Option) -> str:
 
 
 def _default(command: str, option: click.Option) -> str:
-    chosen = _DEFAULTS.get((command, str(option.name)), "")
+    said = re.search(r"(\S+) \(the default\)", option.help or "")
+    chosen = said[1] if said else _DEFAULTS.get((command, str(option.name)), "")
     if chosen or option.is_flag:
         return chosen
     if option.required:
