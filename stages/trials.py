@@ -1,4 +1,4 @@
-"""After unclean ends at a position records run alone, each says so before, and one that killed too often is given up."""
+"""After unclean ends at a position records run alone, each says so first, and one that killed too often is given up."""
 
 from __future__ import annotations
 
