@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from pipeline.errors import SinkAway, StoreError
-from pipeline.kernel.stage import StageKernel
+from pipeline.errors import SinkAway
 from pipeline.messages import Barrier
-from pipeline.plan import Plan, StagePlan
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
 from pipeline.sinks.effects import Bound
-from pipeline.sinks.links import SinkLinks
 from pipeline.store.commits import (
     Commit,
     Committer,
@@ -30,33 +25,24 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
-from pipeline.store.jobs import JobStore
-from pipeline.store.ownership import Acquired, Assigned, Calm, Ownership, groups_of_partition
+from pipeline.store.ownership import Acquired, Assigned, Calm, groups_of_partition
 from stages.cache import StateCache
-from stages.encoding import StepEncoder
+from stages.context import StageContext
 from stages.failures import Failures, TryAgain
 from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
 from stages.step import Bounds, Outcome, Stepper
+from stages.trials import Trials
 
 logger = logging.getLogger(__name__)
 
 TIMERS_PER_STEP: Final = 2000
 """How many timers one commit fires: a million open windows are not one commit."""
 
-SINGLE_RECORDS: Final = 256
-"""After two unclean ends at a position so many records run alone; no first step of a new owner is larger."""
-
-_PROVEN_DEATHS: Final = 3
-"""With fewer no record was ever seen in hand: the first two unclean ends at a position may have other causes."""
-
 _FIRST_AWAY_SECONDS: Final = 0.1
 _MOST_AWAY_SECONDS: Final = 30.0
-
-_NO_TRIAL: Final = Position("none")
-"""Declared when user code has come back: a worker that dies while it waits for Redis or a full inbox is no death."""
 
 
 class SliceEnd(Enum):
@@ -83,31 +69,6 @@ _ENDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StageContext:
-    """What all partitions of a stage share in one worker."""
-
-    job: str
-    plan: Plan
-    stage: StagePlan
-    kernel: StageKernel
-    encoder: StepEncoder
-    ownership: Ownership
-    links: SinkLinks
-    rng: random.Random
-
-    def staged_files(self) -> dict[str, list[bytes]]:
-        """Sink -> the facts of the job's staging files that its commits name. Raises StoreError."""
-        return JobStore(self.ownership.scripts).staged_files(self.job)
-
-    def expected_senders(self) -> frozenset[str]:
-        """Those whose promises make the watermark of a partition; an entry stage hears of its end from the leader."""
-        if not self.stage.upstream:
-            return frozenset({"source"})
-        upstream = (self.plan.stage(index) for index in self.stage.upstream)
-        return frozenset(f"{stage.index}.{number}" for stage in upstream for number in range(stage.partitions))
-
-
 class PartitionOwner:
     """One owned partition. All of it is used by one thread."""
 
@@ -123,6 +84,7 @@ class PartitionOwner:
         self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
         self._letters = Letters(context.job, row.stage, row.partition)
         self._failures = Failures(context.stage.on_error, self._letters)
+        self._trials = Trials(context.ownership, row, limits.deaths)
         self._stepper = Stepper(
             context.kernel,
             context.encoder,
@@ -148,8 +110,7 @@ class PartitionOwner:
         self._watermarks = dict(acquired.watermarks)
         self._watermark = acquired.watermark
         self._table = acquired.table
-        self._deaths = acquired.deaths
-        self._singles = SINGLE_RECORDS if acquired.deaths >= 2 else 0
+        self._trials.remember(acquired.deaths)
         self._failures.remember(acquired.attempts, acquired.tried)
         self._skipped = acquired.skipped
         self._is_before_failure = False
@@ -280,7 +241,7 @@ class PartitionOwner:
     def _next(self, deadline: float) -> Commit:
         """Runs the next step; its commit is not sent yet."""
         self._bound = self._sinks.begin(self.position)
-        is_alone = self._singles or self._failures.attempts or self._is_before_failure
+        is_alone = self._trials.is_on or self._failures.attempts or self._is_before_failure
         limit = 1 if is_alone else self._pace.allowance()
         if self._bound is not None:
             limit = min(limit, max(1, self.position.records_to(self._bound.end)))
@@ -317,7 +278,8 @@ class PartitionOwner:
         started, batch = self._clock(), item.batch
         self._letters.replay_of = item.replay_of
         bounds = self._bounds(started)
-        outcome = self._guarded(
+        outcome = self._trials.run(
+            self.position,
             lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
             lambda error: self._stepper.give_up(batch, error),
         )
@@ -345,31 +307,6 @@ class PartitionOwner:
     def _records_of(self, item: Item) -> Records:
         assert isinstance(item, Records)  # as it was when it was taken before, at the same position
         return item
-
-    def _guarded(self, run: Callable[[], Outcome], give_up: Callable[[str], Outcome]) -> Outcome:
-        """Runs user code; after unclean ends here for one record or timer at a time, and says so before.
-
-        One that has killed its workers too often is given up instead.
-        """
-        if not self._singles:
-            return run()
-        self._singles -= 1
-        deaths, self._deaths = self._deaths, 0
-        if deaths >= max(_PROVEN_DEATHS, self._context.plan.limits.deaths):
-            logger.error("a record killed its worker %d times: %s position=%s", deaths, self._named(), self.position)
-            return give_up(f"killed its worker {deaths} times")
-        self._declare_trial(self.position)
-        try:
-            outcome = run()
-        except TryAgain:
-            self._declare_trial(_NO_TRIAL)
-            raise
-        self._declare_trial(_NO_TRIAL)
-        return outcome
-
-    def _declare_trial(self, position: Position) -> None:
-        if not self._context.ownership.declare_trial(self.row, position):
-            raise StoreError(f"{self._named()} has another owner")
 
     def _promise(self, item: Promise) -> tuple[Commit, int]:
         """Handles a watermark or an end: fires what is due, and passes it on when nothing is left to fire.
@@ -401,8 +338,12 @@ class PartitionOwner:
         if self._bound is not None:
             # Their effects stand, so they have fired together before, and none has killed its worker.
             return self._stepper.fire(timers[: self._bound.timers])
-        due = timers[:1] if self._singles else timers
-        return self._guarded(lambda: self._stepper.fire(due), lambda error: self._stepper.give_up_timer(due[0], error))
+        due = timers[:1] if self._trials.is_on else timers
+        return self._trials.run(
+            self.position,
+            lambda: self._stepper.fire(due),
+            lambda error: self._stepper.give_up_timer(due[0], error),
+        )
 
     def _due(self, watermark: int) -> list[Timer]:
         stage = self._context.stage

@@ -19,8 +19,9 @@ from pipeline.programs.runners import Programs
 from pipeline.sinks.links import SinkLinks
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Assigned, Ownership
+from stages.context import StageContext
 from stages.encoding import StepEncoder
-from stages.partition import PartitionOwner, SliceEnd, StageContext
+from stages.partition import PartitionOwner, SliceEnd
 
 logger = logging.getLogger(__name__)
 
