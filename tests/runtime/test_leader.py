@@ -366,7 +366,7 @@ def test_each_removal_of_an_id_gets_its_time(site: Site) -> None:
         round_.run_once()
         Scripts(site.client).run("remove", names, ["x"])
         assert round_.run_once() == {}
-        site.clock += 29
+        site.clock += 31
 
 
 def test_a_job_of_another_version_is_left_alone_with_one_warning(site: Site, caplog: pytest.LogCaptureFixture) -> None:
