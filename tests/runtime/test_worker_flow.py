@@ -499,6 +499,29 @@ def test_one_ticket_serves_all_partitions_of_a_worker_whose_tickets_wait(redis_u
         assert "take" in job.scripts["w0"].calls
 
 
+def test_a_partition_whose_ticket_was_taken_is_not_rung_while_another_is_served(redis_url: str) -> None:
+    reports: list[dict[str, Any]] = []
+
+    def look(pair: list[Any]) -> list[Any]:
+        reports.append(job.worker().hand.report(0.0))
+        return pair
+
+    flow = sequence_pipeline(between=lambda stream: stream.map(look, name="look"))
+    with LocalJob(redis_url, flow, partitions=3, takes_tickets=True) as job:
+        job.assign()
+        job.run_until_idle()
+        for split in ("a", "b", "c"):
+            job.send([[split, 1]], split)
+        assert job.pop_ticket((0, 0))
+
+        job.slice("w0", (0, 0))
+
+        # The first one is served alone, the two others come with one call.
+        at_work = [{name for name in report["slices"] if name.startswith("0.")} for report in reports]
+        assert at_work == [{"0.0"}, {"0.1", "0.2"}, {"0.2"}]
+        assert job.worker().hand.report(0.0) == {"slices": [], "hand": {}}
+
+
 def test_a_worker_whose_time_is_over_leaves_the_other_tickets_where_they_are(redis_url: str) -> None:
     clock = SteppingClock(1.0)
     with LocalJob(redis_url, sequence_pipeline(stages=2), partitions=1, clock=clock, takes_tickets=True) as job:
