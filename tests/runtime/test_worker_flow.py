@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -300,6 +301,43 @@ def test_a_key_of_another_program_fails_the_job_with_a_message(redis_url: str) -
         record = job.jobs.read("j")
         assert record.state is JobState.FAILED
         assert "another program writes to it" in record.reason
+
+
+def deleted(job: LocalJob) -> None:
+    job.client.delete(keys.inbox("j", 0, 0))
+
+
+def trimmed(job: LocalJob) -> None:
+    job.client.xtrim(keys.inbox("j", 0, 0), minid="3-0", approximate=False)
+
+
+def with_a_hole(job: LocalJob) -> None:
+    job.client.xdel(keys.inbox("j", 0, 0), "3-0")
+
+
+@pytest.mark.parametrize("damage", [deleted, trimmed, with_a_hole])
+def test_entries_that_another_program_has_deleted_fail_the_job_with_a_message(
+    redis_url: str, damage: Callable[[LocalJob], None]
+) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1, clock=SteppingClock(0.0001)) as job:
+        job.assign("w0")
+        job.run_until_idle()
+        job.send(numbered(["a"], 6), entry_records=1)
+        damage(job)
+        commits = job.scripts["w0"].calls
+        real = job.scripts["w0"].run
+
+        def counted(name: str, keys_: Any, args: Any) -> list[Any]:
+            assert len(commits) < 100, "the worker asks without end"
+            return real(name, keys_, args)
+
+        job.scripts["w0"].run = counted  # type: ignore[method-assign]
+        job.run_until_idle()
+
+        record = job.jobs.read("j")
+        assert record.state is JobState.FAILED
+        assert "entries are missing in an inbox" in record.reason
+        assert "another program has deleted" in record.reason
 
 
 # The end of input.
