@@ -114,6 +114,7 @@ class Round:
             self._tell(job, error)
         else:
             self._faults.pop(job, None)
+            self._removals.pop(job, None)
             return counts
         return {}
 

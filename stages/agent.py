@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable, UnknownJob
+from pipeline.errors import DecodingError, EnvironmentFault, PipelineError, StoreError, StoreUnavailable, UnknownJob
 from stages.supervision import (
     GRACE_SECONDS,
     HEALTHY_SECONDS,
@@ -260,8 +260,8 @@ class Agent:
                 continue
             try:
                 heard_seconds = self._store.heard_from(child.spec.name)
-            except (StoreUnavailable, UnknownJob):
-                return  # the next look has a chance
+            except (StoreError, DecodingError):
+                return  # the next look has a chance, and what is wrong with the job is not for the agent to say
             if is_silent(heard_seconds, lived_seconds):
                 logger.error("silent for %.0f s and killed child=%s pid=%d", heard_seconds, child.spec.name, child.pid)
                 child.kill()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pipeline.codec import decode_batch
-from pipeline.errors import DecodingError
+from pipeline.errors import DecodingError, ForeignData
 from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, decode_header
 from pipeline.positions import Position, entry_after
 from pipeline.records import MAX_TIME, MIN_TIME, Batch
@@ -78,7 +78,15 @@ class Inbox:
         return bool(self._entries)
 
     def add(self, entries: list[Entry]) -> None:
-        """Entries as they were read from `read_from` on. Raises DecodingError for an unreadable header."""
+        """Entries as they were read from `read_from` on.
+
+        Raises DecodingError for an unreadable header, ForeignData when there is no entry at `read_from`.
+        """
+        if not entries or entries[0].id != self.read_from:
+            raise ForeignData(
+                f"entries are missing in an inbox, from {self.read_from} on",
+                hint="another program has deleted or trimmed keys that begin with celeriac: on this Redis",
+            )
         self._entries.extend(entries)
         last = entries[-1]
         header = decode_header(last.header)
@@ -151,6 +159,8 @@ class Inbox:
             if room <= 0 or end.record:
                 break
             entry = self._entries[number]
+            if entry.id != end.entry:
+                break  # one between is missing
             header_, batch_, why = self._decoded(entry)
             if not isinstance(header_, Data) or batch_ is None or why is not None or not _are_alike(batch, batch_):
                 break

@@ -189,7 +189,8 @@ class PartitionOwner:
                 case Entries(entries):
                     self._inbox.add(entries)
                 case Kept():
-                    pass
+                    if not self._inbox:
+                        self._inbox.add([])  # there is something to read, and nothing was read
 
     def _wait_for(self, away: SinkAway) -> SliceEnd:
         """The step is dropped; it is run anew when the sink may be there again."""

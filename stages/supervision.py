@@ -135,8 +135,11 @@ def is_cut_off(heard_seconds: float | None, started_at: float, back_at: float) -
 
 
 def is_silent(heard_seconds: float | None, lived_seconds: float) -> bool:
-    """Whether a worker, whose store answers, must be ended because it says nothing any more."""
-    return heard_seconds is not None and min(heard_seconds, lived_seconds) > SILENT_SECONDS
+    """Whether a worker, whose store answers, must be ended because it says nothing any more.
+
+    Not one that has said nothing yet since its start: loading a pipeline may take longer than any silence.
+    """
+    return heard_seconds is not None and SILENT_SECONDS < heard_seconds < lived_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,10 @@ class Hand:
         return ""
 
     def report(self, now: float) -> dict[str, Any]:
-        """`slices`: partitions at work. `hand`: place -> position, age, what it waits for, the reason of a back-off."""
+        """`slices`: partitions at work, or whose ticket is in hand. `hand`: place -> position, age, what it waits for, the reason of a back-off."""
         held, reasons = list(self.at.items()), dict(self.reasons)
         return {
-            "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why == "running"],
+            "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why in ("running", "taken")],
             "hand": {
                 f"{s}.{p}": {
                     "position": position,
@@ -163,8 +163,11 @@ class Worker:
             # A ticket that was taken all the same is rung again, by the leader.
             logger.warning("no ticket could be taken: job=%s: %s", self.ownership.job, error)
             return []
+        now = self._clock()
         for each, entries in taken:
-            self._owned[each.stage, each.partition].offer(entries)
+            place = (each.stage, each.partition)
+            self._owned[place].offer(entries)
+            self.hand.at[place] = (str(each.position), now, "taken")
         return [(each.stage, each.partition) for each, _ in taken]
 
     def slice(self, stage: int, partition: int, deadline: float | None = None) -> SliceEnd | None:

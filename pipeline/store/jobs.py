@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
-from pipeline.lifecycle import BEFORE, JobState
+from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
@@ -21,6 +21,8 @@ from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+
+_TAKEOVERS: Final = 10
 
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
@@ -62,9 +64,13 @@ class JobStore:
         names += [keys.meta(job, stage, partition) for stage, partition in plan.partitions()]
         args = [job, plan.encode(), self.run_id()]
         answer = self._scripts.run("create", names, args)
-        if answer[0] == 2:
-            self.erase(job)
+        for _ in range(_TAKEOVERS):
+            if answer[0] != 2:
+                break
+            self.finish_removal(job)  # may be taken over in turn, by another process that wants the same id
             answer = self._scripts.run("create", names, args)
+        if answer[0] == 2:
+            raise JobStateError(f"job {job!r} is being removed by another process", hint="try again in a moment")
         if answer[0] != 1:
             raise JobStateError(f"job {job!r} exists already; it is {answer[1].decode()}")
 
@@ -166,9 +172,11 @@ class JobStore:
 
     def remove(self, job: str) -> int:
         """Deletes every key of an ended job, kombu's included; returns how many. Raises JobStateError if it works."""
-        if self.state(job) in (JobState.RUNNING, JobState.DRAINING, JobState.PUBLISHING):
-            raise JobStateError(f"job {job!r} is {self.state(job).value}", hint=f"celeriac cancel {job} first")
-        return self.erase(job)
+        self.state(job)
+        number, removed = self._begin_removal(job, "", *(state.value for state in JobState if state not in ENDED))
+        if number < 0:
+            raise JobStateError(f"job {job!r} is {removed.decode()}", hint=f"celeriac cancel {job} first")
+        return self._erase_all(job, number, removed)
 
     def erase(self, job: str) -> int:
         """Deletes every key of the job whatever its state, kombu's included; returns how many.
@@ -176,10 +184,16 @@ class JobStore:
         The job's hash and its lease go first and together, so every late writer is refused. Whoever calls this while
         another process is at it, or after it was killed, takes over; the other one then stops.
         """
+        return self._erase_all(job, *self._begin_removal(job, ""))
+
+    def _begin_removal(self, job: str, takes_over: Literal["", "1"], *kept: str) -> tuple[int, Any]:
         leader = keys.own_leader_name(job)
         # A leader that was killed has not taken itself out; one that lives comes back by itself.
         names = [keys.job(job), keys.leader(job), keys.removing(job), keys.leader_queue(leader), keys.leaders()]
-        number, removed = self._scripts.run("remove", names, [leader])
+        answer = self._scripts.run("remove", names, [leader, takes_over, *kept])
+        return answer[0], answer[1] if len(answer) > 1 else 0
+
+    def _erase_all(self, job: str, number: int, removed: int) -> int:
         with translated():
             for pattern in self._patterns(job):
                 for page in self._pages(pattern):
@@ -195,11 +209,10 @@ class JobStore:
 
     def finish_removal(self, job: str) -> bool:
         """Finishes a removal that was interrupted; False when there is none."""
-        with translated():
-            is_there = bool(self._client.exists(keys.removing(job)))
-        if is_there:
-            self.erase(job)
-        return is_there
+        number, removed = self._begin_removal(job, "1")
+        if number:
+            self._erase_all(job, number, removed)
+        return bool(number)
 
     def _erase(self, job: str, number: int, names: list[bytes], members: Sequence[bytes] = ()) -> int:
         answer = self._scripts.run("erase", [keys.removing(job), *map(bytes.decode, names)], [number, *members])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import EnvironmentFault, PipelineError, StoreUnavailable
+from pipeline.errors import EnvironmentFault, ForeignData, PipelineError, StoreError, StoreUnavailable
 from stages.agent import Agent
 from stages.supervision import (
     AgentCounts,
@@ -63,6 +63,7 @@ class FakeStore:
     accepts_reports: bool = True
     heard: dict[str, float] = field(default_factory=dict)
     reported: list[tuple[str, str]] = field(default_factory=list)
+    fault: StoreError | None = None
 
     def report_death(self, name: str, incarnation: str) -> None:
         if not (self.up and self.accepts_reports):
@@ -73,6 +74,8 @@ class FakeStore:
         return self.up
 
     def heard_from(self, name: str) -> float | None:
+        if self.fault is not None:
+            raise self.fault
         return self.heard.get(name)
 
 
@@ -327,7 +330,19 @@ def test_a_worker_that_is_silent_far_beyond_its_lease_is_killed_while_the_store_
 def test_a_new_worker_is_not_blamed_for_the_silence_of_the_one_before() -> None:
     assert not is_silent(100.0, lived_seconds=29.0)
     assert not is_silent(None, lived_seconds=100.0)
-    assert is_silent(31.0, lived_seconds=31.0)
+    assert not is_silent(45.0, lived_seconds=40.0)  # it is still loading the pipeline
+    assert is_silent(31.0, lived_seconds=40.0)
+
+
+def test_an_agent_outlives_a_job_that_cannot_be_read(bench: Bench) -> None:
+    bench.add("w1", SLEEPS)
+    bench.agent.start()
+    bench.says("w1", "up")
+    bench.store.fault = ForeignData("a key of ours holds something else")
+
+    bench.round(after_seconds=60)
+
+    assert bench.child("w1").state is ChildState.RUNNING
 
 
 def test_a_program_that_cannot_be_started_is_named_in_the_error(bench: Bench) -> None:

@@ -358,6 +358,17 @@ def test_a_removal_that_was_interrupted_is_finished_after_a_while(site: Site) ->
     assert round_.run_once() == {}
 
 
+def test_each_removal_of_an_id_gets_its_time(site: Site) -> None:
+    names = [keys.job("going"), keys.leader("going"), keys.removing("going"), keys.leader_queue("x"), keys.leaders()]
+    round_ = site.round()
+    for _ in range(2):
+        site.create("going")
+        round_.run_once()
+        Scripts(site.client).run("remove", names, ["x"])
+        assert round_.run_once() == {}
+        site.clock += 31
+
+
 def test_a_job_of_another_version_is_left_alone_with_one_warning(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.create("foreign")
     site.create()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -302,6 +303,43 @@ def test_a_key_of_another_program_fails_the_job_with_a_message(redis_url: str) -
         assert "another program writes to it" in record.reason
 
 
+def deleted(job: LocalJob) -> None:
+    job.client.delete(keys.inbox("j", 0, 0))
+
+
+def trimmed(job: LocalJob) -> None:
+    job.client.xtrim(keys.inbox("j", 0, 0), minid="3-0", approximate=False)
+
+
+def with_a_hole(job: LocalJob) -> None:
+    job.client.xdel(keys.inbox("j", 0, 0), "3-0")
+
+
+@pytest.mark.parametrize("damage", [deleted, trimmed, with_a_hole])
+def test_entries_that_another_program_has_deleted_fail_the_job_with_a_message(
+    redis_url: str, damage: Callable[[LocalJob], None]
+) -> None:
+    with LocalJob(redis_url, sequence_pipeline(), partitions=1, clock=SteppingClock(0.0001)) as job:
+        job.assign("w0")
+        job.run_until_idle()
+        job.send(numbered(["a"], 6), entry_records=1)
+        damage(job)
+        commits = job.scripts["w0"].calls
+        real = job.scripts["w0"].run
+
+        def counted(name: str, keys_: Any, args: Any) -> list[Any]:
+            assert len(commits) < 100, "the worker asks without end"
+            return real(name, keys_, args)
+
+        job.scripts["w0"].run = counted  # type: ignore[method-assign]
+        job.run_until_idle()
+
+        record = job.jobs.read("j")
+        assert record.state is JobState.FAILED
+        assert "entries are missing in an inbox" in record.reason
+        assert "another program has deleted" in record.reason
+
+
 # The end of input.
 
 
@@ -497,6 +535,29 @@ def test_one_ticket_serves_all_partitions_of_a_worker_whose_tickets_wait(redis_u
         assert_sequence(job, KEYS, 5)
         assert not any(job.pop_ticket(each) for each in job.places)
         assert "take" in job.scripts["w0"].calls
+
+
+def test_a_partition_whose_ticket_was_taken_is_not_rung_while_another_is_served(redis_url: str) -> None:
+    reports: list[dict[str, Any]] = []
+
+    def look(pair: list[Any]) -> list[Any]:
+        reports.append(job.worker().hand.report(0.0))
+        return pair
+
+    flow = sequence_pipeline(between=lambda stream: stream.map(look, name="look"))
+    with LocalJob(redis_url, flow, partitions=3, takes_tickets=True) as job:
+        job.assign()
+        job.run_until_idle()
+        for split in ("a", "b", "c"):
+            job.send([[split, 1]], split)
+        assert job.pop_ticket((0, 0))
+
+        job.slice("w0", (0, 0))
+
+        # The first one is served alone, the two others come with one call.
+        at_work = [{name for name in report["slices"] if name.startswith("0.")} for report in reports]
+        assert at_work == [{"0.0"}, {"0.1", "0.2"}, {"0.2"}]
+        assert job.worker().hand.report(0.0) == {"slices": [], "hand": {}}
 
 
 def test_a_worker_whose_time_is_over_leaves_the_other_tickets_where_they_are(redis_url: str) -> None:

@@ -331,3 +331,71 @@ def test_a_job_that_is_being_removed_is_nobodys(bench: Bench) -> None:
     assert bench.jobs.finish_removal("j")
     assert not bench.jobs.finish_removal("j")
     assert bench.jobs.list_ids() == []
+
+
+def left_behind(bench: Bench) -> None:
+    """A removal of the job was killed in the middle."""
+    used(bench)
+    scripts = FlakyScripts(bench.client)
+    scripts.break_call("before", 2)
+    with suppress(StoreUnavailable):
+        JobStore(scripts).erase("j")
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("late", ["create", "finish"])
+def test_a_new_job_is_not_taken_for_what_a_removal_has_left(bench: Bench, at: int, late: str) -> None:
+    left_behind(bench)
+
+    def overtake() -> None:
+        bench.jobs.create("j", bench.plan)
+        bench.lane().append(1, a_batch("new"))
+
+    scripts = Interrupting(bench.client, at, overtake)
+    store = JobStore(scripts)
+    if late == "create":
+        with pytest.raises(JobStateError, match="exists already; it is running"):
+            store.create("j", bench.plan)
+            overtake()
+    else:
+        store.finish_removal("j")
+        if scripts.calls < at:
+            overtake()
+
+    assert bench.values() == ["new"]
+    assert bench.jobs.list_ids() == ["j"]
+
+
+def test_of_two_that_want_the_id_of_an_interrupted_removal_one_gets_it(bench: Bench) -> None:
+    left_behind(bench)
+
+    def take_over() -> None:
+        scripts = FlakyScripts(bench.client)
+        scripts.break_call("before", 2)
+        with suppress(StoreUnavailable):
+            JobStore(scripts).finish_removal("j")
+
+    class Rival(Interrupting):
+        def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
+            if name == "removed":
+                take_over()
+            return super().run(name, keys, args)
+
+    with pytest.raises(JobStateError, match="being removed by another process") as caught:
+        JobStore(Rival(bench.client, 0, take_over)).create("j", bench.plan)
+    assert caught.value.hint
+
+    bench.jobs.create("j", bench.plan)
+    assert bench.jobs.list_ids() == ["j"]
+
+
+def test_a_job_that_runs_on_meanwhile_is_not_removed(bench: Bench) -> None:
+    bench.jobs.transition("j", JobState.FAILED)
+
+    def run_on() -> None:
+        bench.jobs.transition("j", JobState.RUNNING)
+
+    with pytest.raises(JobStateError, match="running"):
+        JobStore(Interrupting(bench.client, 1, run_on)).remove("j")
+
+    assert bench.jobs.state("j") is JobState.RUNNING

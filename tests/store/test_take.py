@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from bench import Bench, a_batch, values_of
 
+from pipeline.errors import ForeignData
 from pipeline.lifecycle import JobState
 from pipeline.store import keys
 from pipeline.store.ownership import Assigned, Calm
@@ -92,3 +94,16 @@ def test_a_redis_without_memory_gives_tickets(make: Callable[..., Bench], full_m
     full_memory()
 
     assert take(bench, waiting) == [(FIRST, ["a"])]
+
+
+@pytest.mark.parametrize("key", [keys.inbox, keys.meta, keys.queue])
+def test_a_key_of_another_program_costs_no_ticket(make: Callable[..., Bench], key: Callable[..., str]) -> None:
+    bench, waiting = two(make)
+    fill(bench, "a", "b")
+    bench.client.delete(key("j", *SECOND))
+    bench.client.set(key("j", *SECOND), "not ours")
+
+    with pytest.raises(ForeignData):
+        take(bench, waiting)
+
+    assert bench.tickets(FIRST) == 1
