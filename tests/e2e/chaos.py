@@ -302,9 +302,16 @@ class Run:
         return found[0]
 
     def some(self, chance: random.Random, *names: str) -> str:
-        """One of these that is there now: a feeder ends when all is read."""
-        self.assert_running()
-        return chance.choice([name for name in names if self.find(name) is not None])
+        """One of these that is there: a feeder ends when all is read, a worker that was killed comes back."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            self.assert_running()
+            found[:] = [name for name in names if self.find(name) is not None]
+            return bool(found)
+
+        wait_until(is_there, f"one of {', '.join(names)} runs")
+        return chance.choice(found)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
