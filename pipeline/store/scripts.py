@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from pipeline.store.connection import translated
 
@@ -46,5 +46,11 @@ class Scripts:
         try:
             connection.send_command(*command)
             return connection.read_response()  # type: ignore[no-any-return]
+        except ResponseError:
+            raise  # the answer was read
+        except BaseException:
+            # An interrupt may have come before the answer was read: the next call would take it for its own.
+            connection.disconnect()
+            raise
         finally:
             pool.release(connection)

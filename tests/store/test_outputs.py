@@ -86,7 +86,7 @@ def test_a_long_stream_is_trimmed_over_many_pages(make: Callable[..., Bench]) ->
     assert bench.client.xlen(OUT.inbox) == 6
 
 
-@pytest.mark.parametrize("count", [63, 64, 65, 128])
+@pytest.mark.parametrize("count", [1, 2, 3, 61, 62, 63, 64, 65, 126, 128])
 def test_a_huge_batch_behind_a_full_page_leaves_itself_alone(make: Callable[..., Bench], count: int) -> None:
     bench = make(limits=Limits(inbox_records=1_000))
     hand = bench.worker()
@@ -96,6 +96,26 @@ def test_a_huge_batch_behind_a_full_page_leaves_itself_alone(make: Callable[...,
     emit(hand, *range(2_000))
 
     assert bench.client.xlen(OUT.inbox) == 1
+
+
+def test_a_stream_at_its_bound_is_not_read_through_by_each_commit(make: Callable[..., Bench]) -> None:
+    """A6: what a commit costs does not depend on how large the entries are that were there before."""
+    bench = make(limits=Limits(inbox_records=100))
+    hand = bench.worker()
+    for number in range(100):
+        emit(hand, number)
+
+    with bench.client.monitor() as monitor:
+        emit(hand, 100)
+        bench.client.ping()
+        commands: list[str] = []
+        while not commands or commands[-1] != "PING":
+            commands.append(monitor.next_command()["command"])
+
+    read = [int(words[-1]) for words in map(str.split, commands) if words[:2] == ["XRANGE", OUT.inbox]]
+    assert read
+    assert sum(read) <= 2
+    assert kept(bench)[0] == 100
 
 
 def test_a_reader_sees_everything_in_order_and_once(bench: Bench) -> None:

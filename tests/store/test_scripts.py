@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from bench import Bench
+from redis.connection import Connection, UnixDomainSocketConnection
 
 import pipeline.store
 from pipeline.errors import ForeignData
 from pipeline.store import keys
+from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts, source
 
 FOLDER = Path(str(resources.files("pipeline.store"))) / "scripts"
@@ -92,3 +94,22 @@ def test_a_server_that_has_forgotten_the_scripts_is_taught_again(bench: Bench) -
 def test_an_error_inside_a_script_is_one_of_ours(bench: Bench) -> None:
     with pytest.raises(ForeignData, match="holds something else"):
         Scripts(bench.client).run("due", [keys.job("j")], [5, 5])
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = Scripts(bench.client)
+    assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with connect(bench.url) as other:
+        other.client_pause(300)  # so that the first answer comes only behind the second request
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Connection, "read_response", interrupted)
+        patch.setattr(UnixDomainSocketConnection, "read_response", interrupted)
+        scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5])
+
+    assert scripts.run("due", [keys.timers("j", 1, "op", group) for group in range(2)], [5, 5]) == [[], []]

@@ -98,9 +98,11 @@ local function keep_newest(out, meta, limit_records, limit_bytes, held)
   local records, bytes = backlog(meta)
   if records <= limit_records and bytes <= limit_bytes then return end
   local head, from, oldest, size = tonumber(call('HGET', meta, 'head')), '-', nil, 0
-  local fits = false
+  local fits, few = false, 1
   repeat
-    local page = call('XRANGE', out, from, '+', 'COUNT', 64)
+    -- Most often little is too much, and entries are large: reading many costs more than all else in a commit.
+    few = math.min(64, 2 * few)
+    local page = call('XRANGE', out, from, '+', 'COUNT', few)
     for _, entry in ipairs(page) do
       bytes, oldest, size = bytes - size, entry[1], #(entry[2][4] or '')
       fits = bytes <= limit_bytes and head + 1 - tonumber(string.match(oldest, '^(%d+)-')) <= limit_records
@@ -108,7 +110,7 @@ local function keep_newest(out, meta, limit_records, limit_bytes, held)
       if fits then break end
     end
     from = '(' .. (oldest or '0-0')
-  until fits or #page < 64
+  until fits or #page < few
   if not oldest then return end
   call('XTRIM', out, 'MINID', oldest)
   call('HSET', meta, 'pos', oldest, 'rec', '0', 'bytes', int(math.max(0, bytes)))
