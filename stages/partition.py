@@ -401,9 +401,11 @@ class PartitionOwner:
     def _fire(self, timers: list[Timer]) -> Outcome:
         if self._bound is not None:
             # Their effects stand, so they have fired together before, and none has killed its worker.
-            return self._stepper.fire(timers[: self._bound.timers])
+            as_before = Bounds(1, lambda: False, is_whole=bool(self._context.kernel.externals))
+            return self._stepper.fire(timers[: self._bound.timers], as_before)
         due = timers[:1] if self._singles else timers
-        return self._guarded(lambda: self._stepper.fire(due), lambda error: self._stepper.give_up_timer(due[0], error))
+        bounds = self._bounds(self._clock())
+        return self._guarded(lambda: self._stepper.fire(due, bounds), lambda error: self._stepper.give_up_timer(due[0], error))
 
     def _due(self, watermark: int) -> list[Timer]:
         stage = self._context.stage
