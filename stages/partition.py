@@ -405,7 +405,9 @@ class PartitionOwner:
             return self._stepper.fire(timers[: self._bound.timers], as_before)
         due = timers[:1] if self._singles else timers
         bounds = self._bounds(self._clock())
-        return self._guarded(lambda: self._stepper.fire(due, bounds), lambda error: self._stepper.give_up_timer(due[0], error))
+        return self._guarded(
+            lambda: self._stepper.fire(due, bounds), lambda error: self._stepper.give_up_timer(due[0], error)
+        )
 
     def _due(self, watermark: int) -> list[Timer]:
         stage = self._context.stage

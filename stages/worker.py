@@ -45,7 +45,10 @@ class Hand:
         return ""
 
     def report(self, now: float) -> dict[str, Any]:
-        """`slices`: partitions at work, or whose ticket is in hand. `hand`: place -> position, age, what it waits for, the reason of a back-off."""
+        """`slices`: partitions at work, or whose ticket is in hand.
+
+        `hand`: place -> position, age, what it waits for, the reason of a back-off.
+        """
         held, reasons = list(self.at.items()), dict(self.reasons)
         return {
             "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why in ("running", "taken")],

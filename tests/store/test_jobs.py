@@ -356,7 +356,6 @@ def test_a_new_job_is_not_taken_for_what_a_removal_has_left(bench: Bench, at: in
     if late == "create":
         with pytest.raises(JobStateError, match="exists already; it is running"):
             store.create("j", bench.plan)
-            overtake()
     else:
         store.finish_removal("j")
         if scripts.calls < at:
