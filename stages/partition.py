@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -179,6 +180,10 @@ class PartitionOwner:
     def offer(self, entries: list[Entry]) -> None:
         """The next entries, read from where it is calm; the next slice begins with them."""
         self._offered = entries
+
+    def tell_publishing(self, publishing: Callable[[], AbstractContextManager[None]]) -> None:
+        """`publishing` is entered while a file of its sinks becomes a part."""
+        self._sinks.tell_publishing(publishing)
 
     def close(self) -> None:
         self._sinks.close()
