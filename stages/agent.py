@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from pipeline.errors import DecodingError, EnvironmentFault, PipelineError, StoreError, StoreUnavailable, UnknownJob
+from pipeline.errors import DecodingError, EnvironmentFault, PipelineError, StoreError, StoreUnavailable
 from stages.supervision import (
     GRACE_SECONDS,
     HEALTHY_SECONDS,
@@ -247,8 +247,8 @@ class Agent:
                         child.ask_to_end(now + GRACE_SECONDS)
         except StoreUnavailable:
             self._watch = StoreWatch(is_down=True)
-        except UnknownJob:
-            self._watch = StoreWatch()  # removed meanwhile: its workers end by themselves
+        except (StoreError, DecodingError):
+            self._watch = StoreWatch()  # removed meanwhile, for one: its workers end by themselves
         else:
             self._watch = replace(self._watch, back_at=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,6 +58,8 @@ class StagedFiles:
         self._forgotten: list[_Retired] = []
         self._published: dict[str, int] = {}
         self._knows_earlier = False
+        self.publishing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while a part is made: a large one takes its time, and no record is to blame."""
 
     def begin(self) -> None:
         """The steps so far have been committed: what is full becomes a part. Raises SinkError, StoreError."""
@@ -161,7 +164,8 @@ class StagedFiles:
 
     def _publish(self, sink: str, facts: StagedFacts, *, is_own: bool) -> None:
         if facts.records:
-            publish_part(self._plans[sink], Claim(self._job, self._run, sink), facts, is_own=is_own)
+            with self.publishing():
+                publish_part(self._plans[sink], Claim(self._job, self._run, sink), facts, is_own=is_own)
         self._retired.append(_Retired(sink, facts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Final
 
@@ -140,6 +141,10 @@ class PartitionOwner:
     def offer(self, entries: list[Entry]) -> None:
         """The next entries, read from where it is calm; the next slice begins with them."""
         self._offered = entries
+
+    def tell_publishing(self, publishing: Callable[[], AbstractContextManager[None]]) -> None:
+        """`publishing` is entered while a file of its sinks becomes a part."""
+        self._sinks.tell_publishing(publishing)
 
     def close(self) -> None:
         self._sinks.close()
@@ -338,11 +343,13 @@ class PartitionOwner:
     def _fire(self, timers: list[Timer]) -> Outcome:
         if self._bound is not None:
             # Their effects stand, so they have fired together before, and none has killed its worker.
-            return self._stepper.fire(timers[: self._bound.timers])
+            as_before = Bounds(1, lambda: False, is_whole=bool(self._context.kernel.externals))
+            return self._stepper.fire(timers[: self._bound.timers], as_before)
         due = timers[:1] if self._trials.is_on else timers
+        bounds = self._bounds(self._clock())
         return self._trials.run(
             self.position,
-            lambda: self._stepper.fire(due),
+            lambda: self._stepper.fire(due, bounds),
             lambda error: self._stepper.give_up_timer(due[0], error),
         )
 

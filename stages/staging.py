@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
@@ -41,6 +42,10 @@ class StagedSinks:
     def has_effects(self) -> bool:
         """Then a step holds only records that all sinks took: one that fails is a step of its own."""
         return bool(self._effects)
+
+    def tell_publishing(self, publishing: Callable[[], AbstractContextManager[None]]) -> None:
+        """`publishing` is entered while a file becomes a part."""
+        self._files.publishing = publishing
 
     def begin(self, position: Position) -> Bound | None:
         """A step begins here, and those before it have been committed; where it must end, if effects say so.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pipeline.codec import decode_value, encode_batch, encode_value
 from pipeline.errors import EncodingError
@@ -27,6 +27,10 @@ from stages.letters import Letters
 from stages.staging import StagedSinks
 
 logger = logging.getLogger(__name__)
+
+_PIECE_GROWTH: Final = 4
+_LARGEST_PIECE: Final = 512
+"""Timers are fired in pieces that grow: whether user code is slow shows at the first ones."""
 
 
 @dataclass(slots=True)
@@ -121,16 +125,39 @@ class Stepper:
                 break
         return gathered.step(), done
 
-    def fire(self, timers: Sequence[Timer]) -> Outcome:
-        """Fires due timers. One whose operator fails is given up. Raises as `run` does."""
-        outcome = Outcome(fired=len(timers))
+    def fire(self, timers: Sequence[Timer], bounds: Bounds) -> Outcome:
+        """Fires due timers, in their order; the first of them, as `run` does, when user code takes too long.
+
+        One whose operator fails is given up. Raises as `run` does.
+        """
+        outcome = Outcome()
         try:
             self._cache.prepare({timer.key for timer in timers}, self._load)
-            self._encode(self._kernel.fire(timers, self._cache.state), outcome)
+            step, outcome.fired = self._fire_pieces(timers, bounds)
+            self._encode(step, outcome)
         except (OperatorError, EncodingError) as error:
             logger.info("%d timers failed, each is now fired alone: %s", len(timers), error)
             self._fire_each(timers, outcome)
         return outcome
+
+    def _fire_pieces(self, timers: Sequence[Timer], bounds: Bounds) -> tuple[Step, int]:
+        """All at once, or in pieces; and how many timers it was.
+
+        The pieces are the same whenever the same timers are fired: what has effects must fire again as it did.
+        """
+        if bounds.is_whole:
+            return self._kernel.fire(timers, self._cache.state), len(timers)
+        rank = {operator: place for place, operator in enumerate(self._kernel.keyed_operators)}
+        gathered, done, size = _Gathered(), 0, 1
+        while done < len(timers) and not gathered.has_set_before(timers[done], rank):
+            piece = [timer for timer in timers[done : done + size] if gathered.timers.get(timer) is not False]
+            if piece:
+                gathered.add(self._kernel.fire(piece, self._cache.state))
+            done = min(len(timers), done + size)
+            size = min(_LARGEST_PIECE, _PIECE_GROWTH * size)
+            if bounds.is_over() or gathered.emitted >= bounds.outputs:
+                break
+        return gathered.step(), done
 
     def give_up(self, batch: Batch, error: str) -> Outcome:
         """The records become dead letters without being run."""

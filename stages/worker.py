@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -26,6 +28,8 @@ from stages.partition import PartitionOwner, SliceEnd
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int]
+
+_AT_WORK = ("running", "taken", "publishing")
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Hand:
         """
         held, reasons = list(self.at.items()), dict(self.reasons)
         return {
-            "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why in ("running", "taken")],
+            "slices": [f"{s}.{p}" for (s, p), (_, _, why) in held if why in _AT_WORK],
             "hand": {
                 f"{s}.{p}": {
                     "position": position,
@@ -263,6 +267,16 @@ class Worker:
             self._rotations[place] = self._clock() + seconds
             self.on_pause(seconds)
 
+    @contextmanager
+    def _publishing(self, place: Place) -> Iterator[None]:
+        """Meanwhile the place is at work, and no record is in hand."""
+        before = self.hand.at.get(place)
+        if before is not None:
+            self.hand.at[place] = (*before[:2], "publishing")
+        yield
+        if before is not None:
+            self.hand.at[place] = (before[0], self._clock(), before[2])
+
     def _resume(self, place: Place) -> None:
         self._paused.pop(place, None)
         self.hand.reasons.pop(place, None)
@@ -285,7 +299,8 @@ class Worker:
         if acquired is None:
             return
         place = (row.stage, row.partition)
-        self._owned[place] = PartitionOwner(self._contexts[row.stage], row, acquired, self._clock)
+        owner = self._owned[place] = PartitionOwner(self._contexts[row.stage], row, acquired, self._clock)
+        owner.tell_publishing(partial(self._publishing, place))
         self._unserved.add(place)
         logger.info("owns %s token=%s position=%s", self._named(place), row.token, acquired.position)
 

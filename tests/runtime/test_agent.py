@@ -341,6 +341,11 @@ def test_an_agent_outlives_a_job_that_cannot_be_read(bench: Bench) -> None:
     bench.store.fault = ForeignData("a key of ours holds something else")
 
     bench.round(after_seconds=60)
+    bench.store.up = False
+    bench.round(after_seconds=1)
+    bench.store.up = True
+    bench.round(after_seconds=1)
+    bench.round(after_seconds=10)
 
     assert bench.child("w1").state is ChildState.RUNNING
 

@@ -206,6 +206,39 @@ def test_a_step_whose_function_becomes_slow_is_cut_short_inside_its_entry(redis_
             assert_sequence(job, ["a"], 4000)
 
 
+def test_timers_whose_operators_are_slow_do_not_all_fire_in_one_step(redis_url: str) -> None:
+    clock = UserClock()
+    flow = Pipeline("slow_timers")
+    keyed = flow.source(read.iterable([0]), name="in").key_by(lambda pair: pair[0], name="by").last(name="last")
+
+    def work(pair: list[Any]) -> list[Any]:
+        clock.now += 0.05
+        return pair
+
+    keyed.map(work, name="work").sink(write.stream("out"), name="out")
+    names = [f"k{number}" for number in range(100)]
+    with LocalJob(redis_url, flow, partitions=1, clock=clock) as job:
+        job.assign()
+        job.send(numbered(names, 1))
+        job.run_until_idle()
+        assert clock.now == 0.0
+        longest, real = 0.0, job.scripts["w0"].run
+        since = [0.0]
+
+        def watch(name: str, keys_: Any, args: Any) -> list[Any]:
+            nonlocal longest
+            longest, since[0] = max(longest, clock.now - since[0]), clock.now
+            return real(name, keys_, args)
+
+        job.scripts["w0"].run = watch  # type: ignore[method-assign]
+        job.run_to_the_end()
+
+        assert sorted(job.by_key()) == sorted(names)
+        assert clock.now == pytest.approx(100 * 0.05)
+        # Of a job with a million of them no worker may count as stuck.
+        assert longest <= 0.06
+
+
 # Wake-ups.
 
 

@@ -19,6 +19,7 @@ from pipeline.lifecycle import JobState
 from pipeline.publishing import check_targets, publish_job
 from pipeline.settings import Limits
 from pipeline.sinks.manifest import read_manifest
+from pipeline.sinks.rotation import publish_part
 from pipeline.store import keys
 from stages.partition import SliceEnd
 from tests.runtime.harness import HandClock, LocalJob, Moment, numbered
@@ -357,3 +358,38 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_part_that_takes_long_to_make_is_no_record_that_holds_its_worker_up(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = HandClock()
+    reports: list[dict[str, Any]] = []
+    longest: list[str] = []
+
+    def slow(*args: Any, **options: Any) -> None:
+        publish_part(*args, **options)
+        clock.now += 100.0
+        look()
+
+    def look() -> None:
+        reports.append(job.workers["w0"].hand.report(clock.now))
+        longest.append(job.workers["w0"].hand.held_longer(clock.now, 60.0))
+
+    monkeypatch.setattr("stages.files.publish_part", slow)
+    with LocalJob(
+        redis_url,
+        to(write.csv(tmp_path / "out", rotate_bytes=60)),
+        partitions=1,
+        clock=clock,
+        limits=Limits(step_records=4),
+    ) as job:
+        job.assign()
+        feed(job, Watch(tmp_path / "out"))
+
+        assert len(longest) > 2
+        assert set(longest) == {""}
+        during = [report for report in reports if report["hand"]]
+        assert {hand["why"] for report in during for hand in report["hand"].values()} == {"publishing"}
+        assert all(report["slices"] == ["1.0"] for report in during)
+        assert during

@@ -124,14 +124,17 @@ def last_pipeline(url: str) -> Pipeline:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("tick_seconds", [0.0, 0.004])
 def test_rows_of_timers_are_exact_when_a_request_or_reply_is_lost_or_a_worker_dies(
-    redis_url: str, database_url: str, moment: Moment, is_restarted: bool
+    redis_url: str, database_url: str, moment: Moment, is_restarted: bool, tick_seconds: float
 ) -> None:
+    """By the second clock the timers fire in several steps."""
     make_rows(database_url, "key TEXT, n INTEGER")
     names = [f"k{number}" for number in range(12)]
     for at in range(1, 1000):
         ask(database_url, "DELETE FROM rows")
-        with LocalJob(redis_url, last_pipeline(database_url), partitions=1, job=f"j{at}") as job:
+        clock = SteppingClock(tick_seconds)
+        with LocalJob(redis_url, last_pipeline(database_url), partitions=1, job=f"j{at}", clock=clock) as job:
             job.assign()
             job.send(numbered(names, 2))
             job.run_until_idle()

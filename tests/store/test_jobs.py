@@ -342,11 +342,6 @@ def left_behind(bench: Bench) -> None:
         JobStore(scripts).erase("j")
 
 
-def create_and(store: JobStore, bench: Bench, then: Callable[[], None]) -> None:
-    store.create("j", bench.plan)
-    then()
-
-
 @pytest.mark.parametrize("at", range(1, 8))
 @pytest.mark.parametrize("late", ["create", "finish"])
 def test_a_new_job_is_not_taken_for_what_a_removal_has_left(bench: Bench, at: int, late: str) -> None:
@@ -360,7 +355,7 @@ def test_a_new_job_is_not_taken_for_what_a_removal_has_left(bench: Bench, at: in
     store = JobStore(scripts)
     if late == "create":
         with pytest.raises(JobStateError, match="exists already; it is running"):
-            create_and(store, bench, overtake)
+            store.create("j", bench.plan)
     else:
         store.finish_removal("j")
         if scripts.calls < at:
