@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from os import getpid
+from time import monotonic
+from typing import Any, Final
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from pipeline.store.connection import translated
 
 _FOLDER = resources.files("pipeline.store") / "scripts"
+_FRESH_SECONDS: Final = 0.25
 _PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
 
 
@@ -26,6 +29,7 @@ class Scripts:
     def __init__(self, client: Any) -> None:
         self.client = client
         self._known: dict[str, tuple[str, str]] = {}
+        self._kept: list[tuple[Any, int, float]] = []
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         """The script's answer. Raises the errors of `pipeline.store.connection.translated`."""
@@ -41,8 +45,7 @@ class Scripts:
 
     def _send(self, *command: Any) -> list[Any]:
         """As `client.execute_command`, without its hooks, which look at each argument: half of the cost of a call."""
-        pool = self.client.connection_pool
-        connection = pool.get_connection()
+        connection = self._connection()
         try:
             connection.send_command(*command)
             return connection.read_response()  # type: ignore[no-any-return]
@@ -53,4 +56,25 @@ class Scripts:
             connection.disconnect()
             raise
         finally:
-            pool.release(connection)
+            self._keep(connection)
+
+    def _connection(self) -> Any:
+        """The one that the last call has used; the pool's way to one costs as much as a small script.
+
+        The pool's way again after a pause, as it notices a connection that was closed meanwhile, and in a forked child.
+        """
+        pool = self.client.connection_pool
+        try:
+            connection, process, used = self._kept.pop()
+        except IndexError:
+            return pool.get_connection()
+        if process == getpid() and monotonic() - used < _FRESH_SECONDS:
+            return connection
+        pool.release(connection)
+        return pool.get_connection()
+
+    def _keep(self, connection: Any) -> None:
+        if self._kept:
+            self.client.connection_pool.release(connection)  # another thread has kept its own
+        else:
+            self._kept.append((connection, getpid(), monotonic()))

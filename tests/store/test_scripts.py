@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from importlib import resources
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from bench import Bench
 from redis.connection import Connection, UnixDomainSocketConnection
 
 import pipeline.store
-from pipeline.errors import ForeignData
+from pipeline.errors import ForeignData, StoreUnavailable
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts, source
@@ -114,3 +116,57 @@ def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one(
             scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5])
 
     assert scripts.run("due", [keys.timers("j", 1, "op", group) for group in range(2)], [5, 5]) == [[], []]
+
+
+def test_a_connection_that_the_server_closed_in_a_pause_is_replaced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = Scripts(bench.client)
+    assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
+    with connect(bench.url) as other:
+        other.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(StoreUnavailable):
+        scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5])
+    assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
+
+    with connect(bench.url) as other:
+        other.client_kill_filter(_type="normal", skipme=True)
+    monkeypatch.setattr("pipeline.store.scripts._FRESH_SECONDS", 0.0)
+
+    assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
+
+
+def test_two_threads_at_once_get_their_own_answers(bench: Bench) -> None:
+    scripts, wrong = Scripts(bench.client), []
+
+    def ask(groups: int) -> None:
+        of = [keys.timers("j", 1, "op", group) for group in range(groups)]
+        wrong.extend(answer for _ in range(300) if (answer := scripts.run("due", of, [5, 5])) != [[]] * groups)
+
+    threads = [Thread(target=ask, args=(groups,)) for groups in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_forked_child_asks_on_a_connection_of_its_own(bench: Bench) -> None:
+    scripts = Scripts(bench.client)
+    assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
+    before = bench.client.client_list()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = scripts.run("due", [keys.timers("j", 1, "op", group) for group in range(2)], [5, 5])
+            mine = bench.client.client_id() in {int(each["id"]) for each in before}
+            os._exit(0 if answer == [[], []] and not mine else 1)
+        finally:
+            os._exit(2)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
