@@ -11,12 +11,14 @@ from leader.beat import TICK_SECONDS, Ring, RingingScheduler
 from leader.round import Round
 from leader.wiring import make_round
 from pipeline.store import keys
+from pipeline.store.connection import connect
+from pipeline.store.scripts import Scripts
 from pipeline.tickets import TICK, celery_settings
 
 
 def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
     """An application whose only task runs `round_` once, by default one of its own. Nothing is sent yet."""
-    led = make_round(redis_url, name) if round_ is None else round_
+    led = make_round(Scripts(connect(redis_url)), name) if round_ is None else round_
     app = Celery("celeriac-leader", set_as_current=False)
     app.conf.update(celery_settings(redis_url))
     queue = keys.leader_queue_name(name)

@@ -20,6 +20,8 @@ from leader.app import make_app
 from leader.wiring import make_round
 from pipeline.embedded.process import die_with_parent
 from pipeline.errors import CeleriacError, EnvironmentFault
+from pipeline.store.connection import connect
+from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger("leader.main")  # its own name is __main__ when it runs
 
@@ -86,7 +88,7 @@ class Clock:
 
 def run(redis_url: str, name: str) -> int:
     """Leads until SIGTERM or SIGINT, then gives all leases back. Returns the exit code: 1 if the clock died."""
-    round_ = make_round(redis_url, name)
+    round_ = make_round(Scripts(connect(redis_url)), name)
     app = make_app(redis_url, name, round_)
     clock = Clock()
     clock.connect_signals()

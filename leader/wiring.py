@@ -15,24 +15,19 @@ from leader.duties.retention import Retention
 from leader.duties.retry import Retry
 from leader.duties.visitors import Visitors
 from leader.round import Duties, Round
-from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
 from pipeline.store.scripts import Scripts
 
 
 def make_round(
-    redis_url: str,
+    scripts: Scripts,
     name: str,
     rng: random.Random | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Round:
-    """The round of the leader process `name`. Its nonces come from `rng`, by default the system's source.
-
-    Connects when first run. Raises UnsuitableServer for an address that cannot be understood.
-    """
+    """The round of the leader process `name`. Its nonces come from `rng`, by default the system's source."""
     rng = rng or random.SystemRandom()
-    scripts = Scripts(connect(redis_url))
     jobs = JobStore(scripts)
     leadership = Leadership(scripts, name, f"{rng.getrandbits(64):016x}")
 

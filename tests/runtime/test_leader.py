@@ -75,7 +75,7 @@ class Site:
         return Ownership(self.scripts, JOB, name, f"{self._incarnation}-x")
 
     def round(self, name: str = "L1") -> Round:
-        return make_round(self.url, name, random.Random(name), lambda: self.clock)
+        return make_round(Scripts(connect(self.url)), name, random.Random(name), lambda: self.clock)
 
     def facts(self) -> JobFacts:
         return self.jobs.facts(JOB)

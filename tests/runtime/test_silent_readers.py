@@ -12,6 +12,8 @@ from pipeline.client import Client
 from pipeline.lifecycle import JobState
 from pipeline.settings import Limits
 from pipeline.store import keys
+from pipeline.store.connection import connect
+from pipeline.store.scripts import Scripts
 from tests.runtime.harness import LocalJob
 
 
@@ -34,7 +36,7 @@ def silence(job: LocalJob, seconds: int) -> None:
 def look(job: LocalJob, redis_url: str) -> dict[str, int]:
     """A leader's first round. The lease that the job's harness has is given up."""
     job.leader.release("j", job.token)
-    leader = make_round(redis_url, "L1", random.Random(1), lambda: 0.0)
+    leader = make_round(Scripts(connect(redis_url)), "L1", random.Random(1), lambda: 0.0)
     counts = leader.run_once()
     leader.resign()
     return counts

@@ -1,0 +1,342 @@
+"""The processes of a scenario: the production code of each, driven a little at a time instead of by Celery or a user."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+from leader.round import Round
+from leader.wiring import make_round
+from pipeline.errors import InboxFull, JobStateError, LetterError, UnknownJob
+from pipeline.lifecycle import JobState
+from pipeline.publishing import discard_job, publish_job
+from pipeline.records import Batch
+from pipeline.store import keys
+from pipeline.store.connection import translated
+from pipeline.store.jobs import JobStore
+from pipeline.store.letters import LetterStore
+from pipeline.store.outputs import OutputReader
+from pipeline.store.ownership import Ownership
+from pipeline.store.patience import Patience
+from pipeline.store.scripts import Scripts
+from pipeline.store.senders import Feed, FeedAddress, Lane
+from stages.worker import Worker as StageWorker
+from verification.world import JOB, Actor, World
+
+_PATIENCE: Final = Patience(sleep=lambda seconds: None)
+
+
+def _stopped() -> float:
+    """A clock by which no slice is ever over, so that steps are the same in every run."""
+    return 0.0
+
+
+class Submitter(Actor):
+    """Creates the job, unless a life before has."""
+
+    def __init__(self) -> None:
+        super().__init__("submitter")
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._jobs = JobStore(scripts)
+
+    def step(self, world: World) -> None:
+        try:
+            self._jobs.create(JOB, world.plan)
+        except JobStateError:
+            self._jobs.read(JOB)  # the answer was lost, or a life before has created it
+        self.is_done = True
+
+
+class Source(Actor):
+    """Reads splits of values and appends them; goes on where the job says that it stands.
+
+    `by`: how many records one append has. With `seeks` a split is read on from the position stored with the job.
+    """
+
+    def __init__(self, splits: Sequence[Sequence[Any]], by: int = 4, *, seeks: bool = False) -> None:
+        super().__init__("source")
+        self._splits = splits
+        self._by = by
+        self._seeks = seeks
+        self._lanes: dict[int, Lane] = {}
+        self._finished: set[int] = set()
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._feed = _feed(world, scripts)
+        self._lanes, self._finished = {}, set()
+
+    def step(self, world: World) -> None:
+        if world.state() is None:
+            return
+        for number, values in enumerate(self._splits):
+            if number in self._finished:
+                continue
+            lane = self._lanes.get(number) or self._lanes.setdefault(number, self._feed.lane(f"split-{number}"))
+            try:
+                self._send(lane, values)
+            except InboxFull:
+                continue
+            if lane.taken == len(values):
+                lane.finish(len(values))
+                self._finished.add(number)
+        if len(self._finished) == len(self._splits):
+            self._feed.complete(len(self._splits))
+            self.is_done = True
+
+    def _send(self, lane: Lane, values: Sequence[Any]) -> None:
+        at = (lane.position or 0) if self._seeks else lane.taken
+        first = lane.position_at + 1 if self._seeks else lane.taken + 1
+        piece = list(values[at : at + self._by])
+        if piece:
+            lane.append(first, Batch(piece), position=(lambda index: at + index + 1) if self._seeks else None)
+
+
+class Producer(Actor):
+    """Sends everything again in each of its lives: under the same numbers, or, without a stable name, with the same ids."""
+
+    def __init__(self, values: Sequence[Any], by: int = 5, *, has_ids: bool = False, drains: bool = True) -> None:
+        super().__init__("producer")
+        self._drains = drains
+        self._values = values
+        self._by = by
+        self._has_ids = has_ids
+        self._lane: Lane | None = None
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._feed = _feed(world, scripts)
+        self._lane, self._sent = None, 0
+
+    def step(self, world: World) -> None:
+        if world.state() is None:
+            return
+        if self._lane is None:
+            name = f"run-{self.lives}" if self._has_ids else "stable"
+            self._lane = self._feed.lane(name, exclusive=True)
+        # Another life cuts its batches in another way.
+        piece = list(self._values[self._sent : self._sent + self._by + self.lives - 1])
+        if piece:
+            ids = [f"id-{self._sent + index}" for index in range(len(piece))] if self._has_ids else None
+            self._lane.append(self._sent + 1, Batch(piece), ids=ids)
+            self._sent += len(piece)
+            return
+        if self._drains and world.state() is JobState.RUNNING:
+            world.jobs.transition(JOB, JobState.DRAINING)
+        self.is_done = True
+
+
+class Leader(Actor):
+    """One leader process. `away`: rounds in which it is as if it were stopped, and its lease passes."""
+
+    def __init__(self, name: str = "leader-1", away: range = range(0)) -> None:
+        super().__init__(name)
+        self._away = away
+        self._rounds = 0
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        name = f"{self.name}.{self.lives}"
+        self._round: Round = make_round(scripts, name, random.Random(name), _stopped)
+
+    def after_death(self, world: World) -> None:
+        world.let_lease_pass()
+
+    def step(self, world: World) -> None:
+        self._rounds += 1
+        if self._rounds in self._away:
+            world.let_lease_pass()
+            return
+        self._round.run_once()
+        self.is_done = world.has_ended
+
+
+class Worker(Actor):
+    """One worker process and its consumer. `away`: rounds in which it neither works nor looks, while its heart beats."""
+
+    def __init__(self, name: str = "w0", *, joins: int = 0, away: range = range(0), stays_dead: bool = False) -> None:
+        super().__init__(name)
+        self._joins = joins
+        self._away = away
+        self._stays_dead = stays_dead
+        self._rounds = 0
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._worker: StageWorker | None = None
+
+    def after_death(self, world: World) -> None:
+        """Its agent reports the death; unless it starts the process anew, the partitions go to others."""
+        world.agent.report_death(self.name, self._incarnation)
+        if self._stays_dead:
+            self.is_done = True
+            world.client.hdel(keys.workers(JOB), self.name)
+
+    @property
+    def _incarnation(self) -> str:
+        return f"{self.lives}-x"
+
+    def step(self, world: World) -> None:
+        self._rounds += 1
+        if world.state() is None or self._rounds < self._joins:
+            self.is_done = world.has_ended
+            return
+        if self._worker is None:
+            ownership = Ownership(self._scripts, JOB, self.name, self._incarnation)
+            self._worker = StageWorker(ownership, world.plan, world.graph, _stopped)
+        try:
+            self._beat(self._worker)
+            if self._rounds not in self._away:
+                self._serve(self._worker)
+        except UnknownJob:
+            pass
+        if world.has_ended:
+            self._worker.close()
+            self.is_done = True
+
+    def _beat(self, worker: StageWorker) -> None:
+        worker.ownership.heartbeat(json.dumps({**worker.hand.report(0.0), "stopping": False}))
+
+    def _serve(self, worker: StageWorker) -> None:
+        for place in worker.look():
+            worker.work(*place)
+        for place in worker.places:
+            with translated():  # what Celery's consumer does
+                ticket = worker.ownership.scripts.client.rpop(keys.queue(JOB, *place))
+            if ticket is not None:
+                worker.work(*place)
+
+
+class Postman(Actor):
+    """Loses the first ticket of each queue, doubles the second, and holds the third back for some rounds."""
+
+    def __init__(self) -> None:
+        super().__init__("postman")
+        self._seen: dict[bytes, int] = {}
+        self._held: list[tuple[int, str, bytes]] = []
+        self._rounds = 0
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        """It is a fault and no process: it never dies."""
+
+    def step(self, world: World) -> None:
+        self._rounds += 1
+        for due, queue, ticket in [held for held in self._held if held[0] <= self._rounds]:
+            world.client.lpush(queue, ticket)
+            self._held.remove((due, queue, ticket))
+        for place in world.plan.partitions():
+            self._meddle(world, keys.queue(JOB, *place))
+        self.is_done = world.has_ended
+
+    def _meddle(self, world: World, queue: str) -> None:
+        ticket = world.client.rpop(queue)
+        if ticket is None:
+            return
+        number = self._seen[queue.encode()] = self._seen.get(queue.encode(), 0) + 1
+        if number == 2:
+            world.client.lpush(queue, ticket, ticket)
+        elif number == 3:
+            self._held.append((self._rounds + 3, queue, ticket))
+        elif number > 1:
+            world.client.lpush(queue, ticket)
+
+
+class Reader(Actor):
+    """A named reader that hands on what it reads, and tells Redis afterwards: what comes again is the same."""
+
+    def __init__(self, sink: str = "out", name: str = "reader") -> None:
+        super().__init__("reader")
+        self._sink = sink
+        self._reader_name = name
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._reader: OutputReader | None = None
+
+    def step(self, world: World) -> None:
+        if world.state() is None:
+            return
+        ended = world.has_ended
+        if self._reader is None:
+            self._reader = OutputReader(self._scripts, JOB, self._sink, self._reader_name, world.plan.limits)
+        handed = world.kept.setdefault(self.name, {})
+        stretches = self._reader.fetch(entries=3)
+        for stretch in stretches:
+            batch = stretch.batch()
+            for key, value in zip(batch.keys or (), batch.values, strict=True):
+                handed.setdefault(repr(key), {})[repr(value)] = value
+        self._reader.advance()
+        self.is_done = ended and not stretches
+
+
+class Publisher(Actor):
+    """Publishes what the job has staged, ends it, and, with `removes`, deletes all that Redis keeps of it."""
+
+    def __init__(self, *, removes: bool = False) -> None:
+        super().__init__("publisher")
+        self._removes = removes
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._jobs = JobStore(scripts)
+
+    def step(self, world: World) -> None:
+        if world.state() in (JobState.RUNNING, JobState.DRAINING):
+            return
+        try:
+            record = self._jobs.read(JOB)
+            if record.state is JobState.PUBLISHING:
+                publish_job(self._jobs, record)
+                self._jobs.transition(JOB, JobState.FINISHED)
+            discard_job(record)
+        except UnknownJob:
+            if not self._removes or not world.client.exists(keys.removing(JOB)):
+                self.is_done = self._removes and world.state() is None
+                return
+        if self._removes:
+            self._jobs.remove(JOB)
+        self.is_done = True
+
+
+class LetterClerk(Actor):
+    """Edits each dead letter into the value that `mend` has for it and replays it; drops those for which it has None.
+
+    Drains the job when the partitions have taken `taken` records in all.
+    """
+
+    def __init__(self, mend: dict[Any, Any], taken: int) -> None:
+        super().__init__("clerk")
+        self._mend = mend
+        self._taken = taken
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._store: LetterStore | None = None
+
+    def step(self, world: World) -> None:
+        if world.state() is None:
+            return
+        if self._store is None:
+            self._store = LetterStore(self._scripts, JobStore(self._scripts).read(JOB))
+        for letter in list(self._store.read()):
+            value = letter.record().values[0]
+            self._handle(self._store, letter.id, self._mend[value])
+        taken = sum(part.taken for part in world.jobs.facts(JOB).partitions)
+        if taken >= self._taken:
+            if world.state() is JobState.RUNNING:
+                world.jobs.transition(JOB, JobState.DRAINING)
+            self.is_done = True
+
+    def _handle(self, store: LetterStore, id_: str, value: Any) -> None:
+        try:
+            if value is None:
+                store.drop([id_])
+                return
+            store.edit(store.get(id_), value)
+            store.replay(store.get(id_))
+        except LetterError:
+            pass  # a lost answer: it is gone already
+
+
+def _feed(world: World, scripts: Scripts) -> Feed:
+    """Feeds the source `in`. A full inbox is an error at once."""
+    return Feed(scripts, FeedAddress(world.url, JOB, "in", 0.0), world.plan, 0, _PATIENCE)
