@@ -1,1 +1,1 @@
-"""The proof that ships: scenarios of a real job on a real Redis, broken off at every command they send, and compared."""
+"""The proof that ships: scenarios of a job on a real Redis, broken off at every command they send, and compared."""

@@ -1,4 +1,4 @@
-"""The processes of a scenario: the production code of each, driven a little at a time instead of by Celery or a user."""
+"""The processes of a scenario: the production code of each, driven a little at a time and by nobody else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.store.senders import Feed, FeedAddress, Lane
 from stages.worker import Worker as StageWorker
 from verification.world import JOB, Actor, World
 
-_PATIENCE: Final = Patience(sleep=lambda seconds: None)
+_PATIENCE: Final = Patience(sleep=lambda _: None)
 
 
 def _stopped() -> float:
@@ -95,7 +95,7 @@ class Source(Actor):
 
 
 class Producer(Actor):
-    """Sends everything again in each of its lives: under the same numbers, or, without a stable name, with the same ids."""
+    """Sends everything again in each of its lives: under the same numbers, or, without a name, with the same ids."""
 
     def __init__(self, values: Sequence[Any], by: int = 5, *, has_ids: bool = False, drains: bool = True) -> None:
         super().__init__("producer")
@@ -152,7 +152,7 @@ class Leader(Actor):
 
 
 class Worker(Actor):
-    """One worker process and its consumer. `away`: rounds in which it neither works nor looks, while its heart beats."""
+    """One worker process and its consumer. `away`: rounds in which it does not work or look, while its heart beats."""
 
     def __init__(self, name: str = "w0", *, joins: int = 0, away: range = range(0), stays_dead: bool = False) -> None:
         super().__init__(name)
@@ -319,7 +319,7 @@ class LetterClerk(Actor):
             self._store = LetterStore(self._scripts, JobStore(self._scripts).read(JOB))
         for letter in list(self._store.read()):
             value = letter.record().values[0]
-            self._handle(self._store, letter.id, self._mend[value])
+            self._handle(self._store, letter.id, self._mend.get(value, value))  # a life before may have edited it
         taken = sum(part.taken for part in world.jobs.facts(JOB).partitions)
         if taken >= self._taken:
             if world.state() is JobState.RUNNING:

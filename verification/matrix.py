@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import CeleriacError
-from verification.points import Variant
+from pipeline.store.connection import connect
+from verification.points import Variant, script_names, teach_all
+from verification.scriptfaults import ScriptTally, Trial, TriedScripts
 from verification.world import Scenario, Stalled, World
 
 _TOLD_CHARACTERS: Final = 300
@@ -34,49 +35,48 @@ class Failure:
         return f"{self.scenario}: {where or 'no fault'}: {self.what}"
 
 
-@dataclass(slots=True)
-class Tally:
-    """What one scenario gave: runs by what befell them, and all that did not end as it must."""
-
-    scenario: str
-    points: int = 0
-    runs: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
-
-    def add(self, other: Tally) -> None:
-        self.points = max(self.points, other.points)
-        self.runs.update(other.runs)
-        self.failures += other.failures
-
-
 class Bench:
     """Runs scenarios on one server that belongs to it alone: everything in it is deleted again and again."""
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._client = connect(url)
+        teach_all(self._client)
 
-    def run(self, scenario: Scenario, plan: Mapping[int, Variant]) -> tuple[dict[str, Any], Sequence[str]]:
-        """What can be seen at the end, and the points passed. Raises Stalled."""
-        with tempfile.TemporaryDirectory(prefix="celeriac-verify-") as folder:
-            world = World(self._url, Path(folder), scenario, plan)
-            try:
-                return world.run(), world.points.sent
-            finally:
-                world.close()
+    def close(self) -> None:
+        self._client.close()
+
+    def baseline(self, scenario: Scenario) -> tuple[dict[str, Any], list[str]]:
+        """What can be seen at the end of a run without a fault, and its points. Raises Stalled."""
+        with self._world(scenario, {}) as world:
+            return world.run(), world.points.sent
 
     def judge(self, scenario: Scenario, plan: Mapping[int, Variant], expected: Mapping[str, Any]) -> Failure | None:
         """Runs it with these faults. None: it ended as without them."""
-        with tempfile.TemporaryDirectory(prefix="celeriac-verify-") as folder:
-            world = World(self._url, Path(folder), scenario, plan)
+        with self._world(scenario, plan) as world:
             try:
                 seen = world.run()
-            except (Stalled, CeleriacError) as error:
+            except Stalled as error:
                 return Failure(scenario.name, plan, world.points.sent, str(error))
-            finally:
-                world.close()
         if seen == expected:
             return None
         return Failure(scenario.name, plan, world.points.sent, _difference(expected, seen))
+
+    def try_scripts(self, scenario: Scenario) -> ScriptTally:
+        """Every failure inside every script that a run without a fault calls. Raises Stalled."""
+        tally = ScriptTally()
+        trial = Trial(self._url, tally)
+        try:
+            with self._world(scenario, {}, lambda url, _: TriedScripts(connect(url), trial)) as world:
+                world.run()
+        finally:
+            trial.close()
+        return tally
+
+    @contextmanager
+    def _world(self, scenario: Scenario, plan: Mapping[int, Variant], *store: Any) -> Iterator[World]:
+        with tempfile.TemporaryDirectory(prefix="celeriac-verify-") as folder:
+            yield World(self._url, self._client, Path(folder), scenario, plan, *store)
 
 
 def single_plans(points: int, variants: Iterable[Variant] = tuple(Variant)) -> Iterator[dict[int, Variant]]:
@@ -87,12 +87,13 @@ def single_plans(points: int, variants: Iterable[Variant] = tuple(Variant)) -> I
 
 
 def pair_plans(sent: Sequence[str]) -> Iterator[dict[int, Variant]]:
-    """Two crashes: all pairs of points of the store's own scripts; a ticket may be lost anyway.
+    """Two crashes: all pairs of points at which a script of ours is run.
 
-    A death after the reply is the death before the next command, so two variants of each point are all there are.
-    The later number counts commands of the run in which the first crash has happened.
+    Whoever dies around a command that only reads dies as if it had around its last script, and a ticket may be lost
+    anyway. A death after the reply is the death before the next command. So these are all different pairs. The later
+    number counts commands of the run in which the first crash has happened.
     """
-    own = [number for number, command in enumerate(sent, 1) if not command.endswith(": RPOP")]
+    own = [number for number, command in enumerate(sent, 1) if command.rpartition(": ")[2] in script_names().values()]
     for one, other in combinations(own, 2):
         for first in (Variant.BEFORE, Variant.APPLIED):
             for second in (Variant.BEFORE, Variant.APPLIED):

@@ -33,7 +33,7 @@ class Crash(BaseException):
 
 @dataclass(slots=True)
 class Points:
-    """Numbers the commands of all actors from 1 on. `plan`: number -> what befalls it. `sent`: their names, in order."""
+    """Numbers the commands of all actors from 1 on. `plan`: number -> what befalls it. `sent`: their names."""
 
     plan: Mapping[int, Variant] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ def teach_all(client: Any) -> None:
 def _watched(connection_class: Any, life: Life) -> Any:
     """A connection of the client library that meets the plan with each command, but for its own greetings."""
 
-    class Watched(connection_class):  # type: ignore[misc]
+    class Watched(connection_class):
         _greets = False
         _command = ""
         _replies = 1

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pipeline import Pipeline, count, read, write
 from pipeline.kernel.contract import Emitted, KeyedOperator, TimerChanges
 from pipeline.settings import Limits
-from verification.actors import LetterClerk, Leader, Postman, Producer, Publisher, Reader, Source, Submitter, Worker
+from verification.actors import Leader, LetterClerk, Postman, Producer, Publisher, Reader, Source, Submitter, Worker
 from verification.world import Scenario
 
 _LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
@@ -52,7 +52,9 @@ class _Alarm(KeyedOperator):
             timers.set(key, 1_000)
         return Emitted([], [])
 
-    def on_timer(self, keys: Sequence[Any], dues: Sequence[int], state: dict[Any, Any], timers: TimerChanges) -> Emitted:
+    def on_timer(
+        self, keys: Sequence[Any], dues: Sequence[int], state: dict[Any, Any], timers: TimerChanges
+    ) -> Emitted:
         return Emitted([state[key] for key in keys], list(range(len(keys))))
 
 
@@ -96,7 +98,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
         "append by a producer",
         _numbers,
-        lambda: (Submitter(), Producer(_sequence("ab", 6)), Leader(), Worker()),
+        lambda: (Submitter(), Producer(_sequence("a", 4), by=2), Leader(), Worker()),
         partitions=1,
         limits=_SMALL,
         has_pairs=True,
@@ -104,7 +106,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
         "append by a producer without a name, with ids",
         _numbers,
-        lambda: (Submitter(), Producer(_sequence("ab", 6), has_ids=True), Leader(), Worker()),
+        lambda: (Submitter(), Producer(_sequence("a", 4), by=2, has_ids=True), Leader(), Worker()),
         partitions=1,
         limits=_SMALL,
         has_pairs=True,
@@ -124,7 +126,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
         "timers that fire at the end of the input",
         _timers,
-        lambda: (Submitter(), Source([_LINES]), Leader(), Worker()),
+        lambda: (Submitter(), Source([_LINES[:3]]), Leader(), Worker()),
         partitions=1,
         limits=_SMALL,
         has_pairs=True,

@@ -1,4 +1,4 @@
-"""One scenario's world: a job on a real Redis, its actors stepped in turn, and what can be seen of the job at the end."""
+"""One scenario's world: a job on a real Redis, its actors stepped in turn, and what can be seen at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from pipeline.settings import Limits
 from pipeline.sinks.places import target_path
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
-from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
-from verification.points import Crash, Life, Points, Variant, scripts_of, teach_all
+from verification.points import Crash, Life, Points, Variant, scripts_of
 
 JOB: Final = "verified"
 
@@ -53,7 +52,7 @@ class Actor(ABC):
     def step(self, world: World) -> None:
         """Does a little. Sets `is_done` when there is nothing left to do. May raise StoreError: it is tried again."""
 
-    def after_death(self, world: World) -> None:
+    def after_death(self, world: World) -> None:  # noqa: B027 - most deaths are noticed by nobody
         """What others notice at once, or time does."""
 
 
@@ -79,13 +78,22 @@ class Scenario:
 class World:
     """One run of a scenario."""
 
-    def __init__(self, url: str, folder: Path, scenario: Scenario, plan: Mapping[int, Variant]) -> None:
+    def __init__(
+        self,
+        url: str,
+        client: Any,
+        folder: Path,
+        scenario: Scenario,
+        plan: Mapping[int, Variant],
+        store: Callable[[str, Life], Scripts] = scripts_of,
+    ) -> None:
+        """`client` is the world's own, and deletes all that the server holds. `store`: what a process gets."""
         self.url = url
+        self.client = client
         self.scenario = scenario
         self.points = Points(plan)
-        self.client = connect(url)
+        self._store = store
         self.client.flushall()
-        teach_all(self.client)
         self.graph = scenario.pipeline(folder).graph()
         self.plan = compile_plan(self.graph, scenario.partitions, scenario.limits)
         self.jobs = JobStore(Scripts(self.client))
@@ -93,9 +101,6 @@ class World:
         self.actors = list(scenario.actors())
         self.kept: dict[str, Any] = {}
         """What actors have handed to the outside world: it outlives them."""
-
-    def close(self) -> None:
-        self.client.close()
 
     def run(self) -> dict[str, Any]:
         """Steps all actors in turn until all are done; what can be seen then. Raises Stalled, and what is a fault."""
@@ -113,7 +118,7 @@ class World:
             if not actor.is_up:
                 actor.lives += 1
                 actor.life = Life(self.points, actor.name)
-                actor.start(self, scripts_of(self.url, actor.life))
+                actor.start(self, self._store(self.url, actor.life))
                 actor.is_up = True
             actor.step(self)
             if actor.life.is_dying:

@@ -8,6 +8,7 @@ from importlib import resources
 from os import getpid
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -15,6 +16,9 @@ from pipeline.store.connection import translated
 
 _FOLDER = resources.files("pipeline.store") / "scripts"
 _FRESH_SECONDS: Final = 0.25
+_KEPT: WeakKeyDictionary[Any, list[tuple[Any, int, float]]] = WeakKeyDictionary()
+"""Client -> the connection that was used last, by which process, and when: at most one for all `Scripts` of it."""
+
 _PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
 
 
@@ -29,7 +33,7 @@ class Scripts:
     def __init__(self, client: Any) -> None:
         self.client = client
         self._known: dict[str, tuple[str, str]] = {}
-        self._kept: list[tuple[Any, int, float]] = []
+        self._kept = _KEPT.setdefault(client, [])
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         """The script's answer. Raises the errors of `pipeline.store.connection.translated`."""

@@ -136,6 +136,14 @@ def test_a_connection_that_the_server_closed_in_a_pause_is_replaced(
     assert scripts.run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
 
 
+def test_all_that_run_scripts_on_one_client_keep_one_connection(bench: Bench) -> None:
+    with connect(bench.url) as client:
+        client.connection_pool.max_connections = 5
+
+        for _ in range(20):
+            assert Scripts(client).run("due", [keys.timers("j", 1, "op", 0)], [5, 5]) == [[]]
+
+
 def test_two_threads_at_once_get_their_own_answers(bench: Bench) -> None:
     scripts, wrong = Scripts(bench.client), []
 

@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(
-    path.relative_to(ROOT) for package in ("pipeline", "stages", "leader") for path in (ROOT / package).rglob("*.py")
+    path.relative_to(ROOT)
+    for package in ("pipeline", "stages", "leader", "verification")
+    for path in (ROOT / package).rglob("*.py")
 )
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
@@ -59,6 +61,11 @@ def test_pipeline_imports_neither_stages_nor_leader() -> None:
 def test_stages_and_leader_never_import_each_other() -> None:
     assert offenders("stages", "leader") == []
     assert offenders("leader", "stages") == []
+
+
+def test_nothing_that_runs_a_job_imports_its_verification() -> None:
+    for package in ("pipeline", "stages", "leader"):
+        assert offenders(package, "verification") == []
 
 
 def test_only_the_store_imports_redis() -> None:

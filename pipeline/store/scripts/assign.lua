@@ -16,6 +16,8 @@ local deaths = m[5] == position and tonumber(m[4]) or 0
 if ARGV[8] == '1' then
   if m[6] == position then deaths = math.max(deaths + 1, 2) elseif deaths < 2 then deaths = deaths + 1 end
 end
+local key = foreign({KEYS[2], 'hash', KEYS[3], 'stream'})
+if key then return redis.error_reply('WRONGTYPE ' .. key) end
 call('HDEL', meta, 'ring', 'trying')
 call('DEL', KEYS[5])
 call('HSET', meta, 'term', ARGV[5], 'token', token, 'owner', ARGV[3], 'queue', KEYS[5], 'ticket', ARGV[7],

@@ -2,7 +2,16 @@
 -- KEYS: leader, job, then inbox and meta of each entry partition    ARGV: leader token, source
 -- Returns {1, inboxes closed now}, {-1} no longer the leader
 if not leads(KEYS[1], ARGV[1]) then return {-1} end
-local closed = 0
+local closed, wanted = 0, {KEYS[2], 'hash'}
+for i = 3, #KEYS, 2 do
+  local h = call('HMGET', KEYS[i + 1], 'closed', 'queue')
+  if not h[1] then
+    wanted[#wanted + 1], wanted[#wanted + 2] = KEYS[i], 'stream'
+    wanted[#wanted + 1], wanted[#wanted + 2] = h[2], h[2] and 'list'
+  end
+end
+local key = foreign(wanted)
+if key then return redis.error_reply('WRONGTYPE ' .. key) end
 call('HDEL', KEYS[2], 'ending:' .. ARGV[2])
 for i = 3, #KEYS, 2 do
   if not call('HGET', KEYS[i + 1], 'closed') then

@@ -5,6 +5,12 @@
 local state = call('HGET', KEYS[1], 'state')
 if state then return {0, state} end
 if call('EXISTS', KEYS[4]) == 1 then return {2} end
+local wanted = {KEYS[2], 'zset', KEYS[3], 'stream'}
+for i = 5, #KEYS do
+  wanted[#wanted + 1], wanted[#wanted + 2] = KEYS[i], 'hash'
+end
+local key = foreign(wanted)
+if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local made = now(KEYS[1])
 call('HSET', KEYS[1], 'plan', ARGV[2], 'state', 'running', 'made_at', int(made), 'changed_at', int(made), 'generation', '0',
   'table', '1', 'run_id', ARGV[3], 'gate', 'open', 'reason', '')
