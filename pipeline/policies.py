@@ -55,7 +55,7 @@ def fail() -> ErrorPolicy:
 
 
 def hold_key() -> ErrorPolicy:
-    """Gives a record that fails up, and holds its key: later records of that key wait, in order, behind the dead letter.
+    """Gives a record that fails up, and holds its key: later records of the key wait, in order, behind the dead letter.
 
     Replaying the letter, or dropping it, lets them go on. Other keys are not held up. For the stages of keyed streams.
     """
@@ -78,7 +78,9 @@ def retry(
     """
     last = dead_letter() if then is None else then
     if not isinstance(last, ErrorPolicy) or last.attempts != 1:
-        raise PipelineError("retry: then must be dead_letter(), hold_key(), fail() or skip()", hint="retry(5, then=fail())")
+        raise PipelineError(
+            "retry: then must be dead_letter(), hold_key(), fail() or skip()", hint="retry(5, then=fail())"
+        )
     if not isinstance(attempts, int) or isinstance(attempts, bool) or not 2 <= attempts <= MOST_ATTEMPTS:
         raise PipelineError(f"retry: attempts must be a whole number from 2 to {MOST_ATTEMPTS:,}, not {attempts!r}")
     for name, seconds in (("first_seconds", first_seconds), ("most_seconds", most_seconds)):
@@ -108,6 +110,6 @@ def check_unkeyed_policy(policy: object, source: str) -> ErrorPolicy:
     if checked.holds_keys:
         raise PipelineError(
             f"the source {source!r} cannot have hold_key(): its records have no keys before a key_by",
-            hint="give the source a policy of its own, such as on_error=dead_letter(), and on_error=hold_key() to a key_by",
+            hint="give the source a policy of its own, on_error=dead_letter(), and on_error=hold_key() to a key_by",
         )
     return checked

@@ -131,7 +131,7 @@ def held(job: str, stage: int, group: int) -> str:
 
 
 def held_records(job: str, stage: int, group: int) -> str:
-    """Hash: `number key` -> held records of that key, in pieces. Written by the owner's commits, trimmed as they run."""
+    """Hash: `number key` -> held records of that key, in pieces. Written and taken away by the owner's commits."""
     return f"{of_job(job)}:heldrecords:{stage}.{group}"
 
 

@@ -204,7 +204,7 @@ class Ownership:
         return found
 
     def load_held(self, stage: int, key: Any, first: int, count: int) -> list[bytes]:
-        """So many pieces of the records held of a key, from the number `first` on. Raises ForeignData where one is gone."""
+        """So many pieces of the records held of a key, from number `first` on. Raises ForeignData when one is gone."""
         fields = [piece_field(number, key_field(key)) for number in range(first, first + count)]
         names = [keys.held_records(self.job, stage, group_of(key))]
         found = self.scripts.run("load", names, [len(fields), *fields])[0]
