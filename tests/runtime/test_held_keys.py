@@ -18,10 +18,12 @@ from pipeline.errors import JobStateError, LetterError, StoreUnavailable
 from pipeline.kernel.contract import Emitted, KeyedOperator, TimerChanges
 from pipeline.keying import group_of
 from pipeline.lifecycle import JobState
+from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
+from stages.worker import Place
 from tests.runtime.harness import FlakyScripts, LocalJob, Moment
 
 broken: set[str] = set()
@@ -95,6 +97,17 @@ def assert_free(job: LocalJob) -> None:
     job.assert_balanced()
 
 
+def send_as_far_as_the_inbox(job: LocalJob, values: list[str]) -> Place:
+    """The entry stage has passed them on, and nobody has looked at them yet; where they are."""
+    before = {place: job.facts(place).backlog for place in job.places}
+    job.send(values)
+    for place in job.places:
+        if place[0] == 0 and job.pop_ticket(place):
+            job.slice("w0", place)
+    [place] = [place for place in job.places if job.facts(place).backlog > before[place]]
+    return place
+
+
 def test_later_records_of_the_key_wait_and_other_keys_go_on(job: LocalJob) -> None:
     assert job.by_key() == {"a": ["a1", "a2"], "b": ["b1"], "c": ["c1"]}
     [letter] = letters_of(job).list()
@@ -130,14 +143,29 @@ def test_a_replay_lets_the_record_pass_and_then_all_behind_it(job: LocalJob) -> 
 def test_records_that_came_before_the_replay_are_held_in_front_of_its_end(job: LocalJob) -> None:
     """They stand in the inbox before the release, whose numbers know nothing of them."""
     broken.clear()
-    job.send(["b5"])
-    job.slice("w0", (0, 0))
-    job.pop_ticket((0, 0))
+    send_as_far_as_the_inbox(job, ["b5"])
     letters_of(job).replay(the_letter(job))
     job.run_until_idle()
 
     assert job.by_key()["b"] == ["b1", "b2", "b3", "b4", "b5"]
     assert_free(job)
+
+
+def test_records_with_other_columns_go_on_with_their_own(redis_url: str) -> None:
+    broken.add("b1")
+    with LocalJob(redis_url, flow(), partitions=1) as job:
+        job.assign()
+        job.lane().append(1, Batch(["b1", "b2"], times=[1, 2]))
+        job.lane().append(3, Batch(["b3"]))
+        job.lane().append(4, Batch(["b4"], ids=["four"]))
+        job.run_until_idle()
+        assert held(job) == 3
+        broken.clear()
+        letters_of(job).replay(the_letter(job))
+        job.run_until_idle()
+
+        assert job.values() == ["b1", "b2", "b3", "b4"]
+        assert_free(job)
 
 
 def test_an_edited_value_passes_in_the_place_of_the_first(job: LocalJob) -> None:
@@ -386,6 +414,22 @@ def test_a_record_that_kills_its_worker_holds_its_key(redis_url: str) -> None:
         job.run_until_idle()
         assert job.by_key()["b"] == ["b1", "b2", "b3"]
         assert_free(job)
+
+
+def test_a_held_record_that_seems_to_kill_its_worker_stays_behind_the_letter(job: LocalJob) -> None:
+    """It was never run: whoever was killed there three times was killed from outside."""
+    place = send_as_far_as_the_inbox(job, ["b5", "b6"])
+    position = str(job.facts(place).position)
+    job.client.hset(keys.meta("j", *place), mapping={"deaths": 3, "deaths_at": position})
+    job.assign("w1", [place])
+    job.run_and_sweep()
+
+    assert [letter.behind for letter in letters_of(job).list()] == [4]
+    broken.clear()
+    letters_of(job).replay(the_letter(job))
+    job.run_until_idle()
+    assert job.by_key()["b"] == ["b1", "b2", "b3", "b4", "b5", "b6"]
+    assert_free(job)
 
 
 @pytest.mark.parametrize("limits", [Limits(dead_letters=3), Limits(dead_letter_bytes=6_500)])
