@@ -34,8 +34,8 @@ class Apart:
 def apart_of(batch: Batch, held: Collection[Any]) -> Apart:
     """What of the batch is not run, where these keys are held."""
     behind: dict[Any, list[int]] = {}
-    if held:
-        for place, key in enumerate(batch.keys or ()):
+    if held and batch.keys is not None and not set(batch.keys).isdisjoint(held):
+        for place, key in enumerate(batch.keys):
             if key in held:
                 behind.setdefault(key, []).append(place)
     return Apart(frozenset(batch.faults), behind)

@@ -6,7 +6,7 @@ What is held stands in Redis and changes only by commits of the steps that pass 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipeline.codec import decode_batch, encode_batch, key_field
@@ -25,39 +25,51 @@ from stages.step import Outcome
 _PIECE_BYTES: Final = 100
 """What a piece takes in Redis beyond its payload, roughly."""
 
+_PIECE_RECORDS: Final = 500
+"""A step of few records reads no more than it needs."""
+
 
 def held_groups(stage: StagePlan, partition: int) -> list[int]:
     """The key groups of the partition where keys of it may be held."""
     return groups_of_partition(partition, stage.partitions) if stage.on_error.holds_keys else []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Page:
-    """What goes on in one step: the dead letter's own record, if it is its turn, then held ones; `limit` in all."""
+    """What goes on in one step: the dead letter's own record, if it is its turn, then held ones; `limit` in all.
+
+    `counts`: how many records are in each of the first pieces, as far as `batch` has looked.
+    """
 
     key: Any
     hold: Hold
     own: bytes
     pieces: list[bytes]
     limit: int
+    counts: list[int] = field(default_factory=list)
 
     def batch(self) -> Batch:
         """The records in order, decoded anew. Raises DecodingError."""
+        self.counts = []
         parts = [decode_batch(self.own)] if self.own else []
-        parts += map(decode_batch, self.pieces)
-        if self.pieces:
-            at = 1 if self.own else 0
-            parts[at] = parts[at].slice(self.hold.offset, len(parts[at]))
-        # One that was edited, or came from another stage, may have other columns: it is a step of its own.
-        alike = next((i for i, part in enumerate(parts) if not are_alike(parts[0], part)), len(parts))
-        return joined(parts[:alike]).slice(0, self.limit) if parts else Batch([])
+        room, offset = self.limit - len(parts), self.hold.offset
+        for piece in self.pieces:
+            if room <= 0:
+                break
+            part = decode_batch(piece)
+            self.counts.append(len(part))
+            # One that was edited, or came from another stage, may have other columns: it is a step of its own.
+            if parts and not are_alike(parts[0], part):
+                break
+            parts.append(part.slice(offset, offset + room))
+            room, offset = room - len(parts[-1]), 0
+        return joined(parts) if parts else Batch([])
 
     def behind(self, done: int) -> Hold:
         """What is held when the first `done` of its records are gone."""
         hold, left = self.hold, done - (1 if self.own else 0)
         records, size, first, offset = hold.records - left, hold.bytes, hold.first, hold.offset
-        for piece in self.pieces:
-            count = len(decode_batch(piece))
+        for piece, count in zip(self.pieces, self.counts, strict=False):
             if offset + left < count:
                 offset += left
                 break
@@ -96,17 +108,23 @@ class Holds:
         pieces: dict[int, list[Any]] = {}
         records = size = 0
         for key, batch in outcome.held.items():
-            hold = self._changed.get(key) or self.keys[key]
-            payload, more = encode_batch(batch), len(batch)
-            pieces.setdefault(group_of(key), []).extend((piece_field(hold.after, key_field(key)), payload))
-            added = len(payload) + _PIECE_BYTES
-            records, size = records + more, size + added
-            self._changed[key] = Hold(hold.records + more, hold.bytes + added, hold.first, hold.offset, hold.after + 1)
-        stored = [Write("HSET", self._records_key(group), values) for group, values in pieces.items()]
-        return stored + self._numbers() + self._counts(records, size)
+            hold = before = self._changed.get(key) or self.keys[key]
+            stored = pieces.setdefault(group_of(key), [])
+            for start in range(0, len(batch), _PIECE_RECORDS):
+                part = batch.slice(start, start + _PIECE_RECORDS)
+                payload = encode_batch(part)
+                stored += [piece_field(hold.after, key_field(key)), payload]
+                hold = hold.with_piece(len(part), len(payload) + _PIECE_BYTES)
+            records, size = records + hold.records - before.records, size + hold.bytes - before.bytes
+            self._changed[key] = hold
+        writes = [Write("HSET", self._records_key(group), values) for group, values in pieces.items()]
+        return writes + self._numbers() + self._counts(records, size)
 
-    def page(self, item: LetGo, at: Position, limit: int) -> Page:
-        """What goes on next of a key that was let go. Raises DecodingError, ForeignData, StoreError."""
+    def page(self, item: LetGo, at: Position, limit: int, *, is_exact: bool = False) -> Page:
+        """What goes on next of a key that was let go; `is_exact`: so many records, else perhaps less.
+
+        Raises DecodingError, ForeignData, StoreError.
+        """
         found = decode_batch(item.payload).keys
         if not found:
             raise DecodingError("an inbox entry lets a key go without naming it")
@@ -116,7 +134,9 @@ class Holds:
         pieces: list[bytes] = []
         if room > 0 and hold.records:
             there = hold.after - hold.first
-            count = min(there, room, max(1, self._page_bytes * there // hold.bytes))
+            by_bytes = self._page_bytes * there // hold.bytes
+            by_records = 1 + room * there // hold.records  # of average pieces, and the first may be half gone
+            count = min(there, room) if is_exact else max(1, min(there, by_bytes, by_records))
             pieces = self._ownership.load_held(self._stage, found[0], hold.first, count)
         return Page(found[0], hold, own, pieces, limit)
 

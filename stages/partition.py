@@ -311,10 +311,10 @@ class PartitionOwner:
 
         With the number of records that were run.
         """
-        started, at, bound = self._clock(), self.position, self._bound
+        at, bound = self.position, self._bound
         self._letters.replay_of = item.header.letter
-        page = self._holds.page(item, at, bound.timers if bound else limit)
-        batch, outcome = page.batch(), Outcome()
+        page = self._holds.page(item, at, bound.timers if bound else limit, is_exact=bound is not None)
+        batch, outcome, started = page.batch(), Outcome(), self._clock()
         if batch.values:
             bounds = self._as_before() if bound else self._bounds(started)
             run = partial(self._stepper.run, batch, bounds, page.batch)

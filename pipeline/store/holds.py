@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.errors import DecodingError
 
@@ -16,6 +16,10 @@ class Hold:
     first: int = 0
     offset: int = 0
     after: int = 0
+
+    def with_piece(self, records: int, size: int) -> Hold:
+        """One more piece is behind all others."""
+        return replace(self, records=self.records + records, bytes=self.bytes + size, after=self.after + 1)
 
     def encode(self) -> str:
         """Scripts read the first two numbers."""
