@@ -8,7 +8,7 @@ from pipeline.aggregates import Aggregation, count, maximum, mean, minimum, tota
 from pipeline.api import KeyedStream, Pipeline, Stream
 from pipeline.errors import CeleriacError, PipelineError
 from pipeline.kernel.contract import KeyedOperator
-from pipeline.policies import ErrorPolicy, dead_letter, fail, retry, skip
+from pipeline.policies import ErrorPolicy, dead_letter, fail, hold_key, retry, skip
 
 __all__ = [
     "Aggregation",
@@ -22,6 +22,7 @@ __all__ = [
     "count",
     "dead_letter",
     "fail",
+    "hold_key",
     "maximum",
     "mean",
     "minimum",

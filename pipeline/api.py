@@ -33,7 +33,7 @@ from pipeline.graph import (
 )
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.kernel.operators import Aggregate, Last, Reduce, StatefulMap
-from pipeline.policies import ErrorPolicy, check_policy, dead_letter
+from pipeline.policies import ErrorPolicy, check_policy, check_unkeyed_policy, dead_letter
 from pipeline.programs import checking
 
 
@@ -70,7 +70,7 @@ class Pipeline:
                 hint="give it read.text(path), read.csv(path), read.iterable(items), ...",
             )
         validation.check_options(spec.options, f"the source {name!r}")
-        policy = check_policy(self.on_error if on_error is None else on_error, f"the source {name!r}")
+        policy = check_unkeyed_policy(self.on_error if on_error is None else on_error, name)
         self._add("source", Source(name, spec, policy))
         return Stream(self, name)
 

@@ -1,6 +1,7 @@
-"""Reading a job from any application: `Client` gives its results, its live state, and the readers of its outputs.
+"""A job from any application: `Client` gives its results, its live state, the readers of its outputs, its dead letters.
 
-It needs neither Celery nor Spark, and reads no pipeline file. Nothing here changes what a job computes.
+It needs neither Celery nor Spark, and reads no pipeline file. Nothing here but its dead letters changes what a job
+computes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from types import TracebackType
 from typing import Final, Self
 
+from pipeline.deadletters import DeadLetters
 from pipeline.errors import ReadingError
 from pipeline.facts import OutputFacts, ReaderFacts
 from pipeline.reading.choosing import choose_output
@@ -17,12 +19,23 @@ from pipeline.reading.live import LiveState, StateValue
 from pipeline.reading.results import Reading, Result, Results
 from pipeline.store.connection import connect, without_password
 from pipeline.store.jobs import JobStore
+from pipeline.store.letters import DeadLetter
 from pipeline.store.outputs import Opening, Start, remove_reader
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 from pipeline.validation import suggestion
 
-__all__ = ["Client", "LiveState", "OutputFacts", "ReaderFacts", "Result", "Results", "StateValue"]
+__all__ = [
+    "Client",
+    "DeadLetter",
+    "DeadLetters",
+    "LiveState",
+    "OutputFacts",
+    "ReaderFacts",
+    "Result",
+    "Results",
+    "StateValue",
+]
 
 REDIS_VARIABLE: Final = "CELERIAC_REDIS"
 """Where the address of Redis comes from when none is given."""
@@ -36,7 +49,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 class Client:
     """What other programs ask of the jobs on one Redis. Any number of threads may use it, and a forked child too.
 
-    What it gives out (`Results`) belongs to one thread of one process.
+    What it gives out (`Results`, `DeadLetters`) belongs to one thread of one process.
     """
 
     def __init__(self, redis_url: str | None = None, *, outage_seconds: float = 120.0) -> None:
@@ -97,6 +110,10 @@ class Client:
     def state(self, job: str) -> LiveState:
         """What the job's keyed operators hold. Raises UnknownJob, DecodingError, StoreError."""
         return LiveState(Scripts(self._redis), job)
+
+    def dead_letters(self, job: str) -> DeadLetters:
+        """What the job has given up: to be edited, replayed, dropped. Raises UnknownJob, DecodingError, StoreError."""
+        return DeadLetters.over(Scripts(self._redis), job)
 
     def outputs(self, job: str) -> tuple[OutputFacts, ...]:
         """The job's output streams: what they keep, and who reads them. Raises UnknownJob, StoreError."""

@@ -126,6 +126,16 @@ def split_state_field(field: bytes) -> tuple[str, Any]:
     return _operator(operator), _hashable(decode_value(key))
 
 
+def key_field(key: Any) -> bytes:
+    """The name of a key in a hash by keys: distinct for `1` and `"1"`. Raises EncodingError."""
+    return state_field("", key)[1:]
+
+
+def read_key_field(field: bytes) -> Any:
+    """Raises DecodingError."""
+    return _hashable(decode_value(field))
+
+
 def timer_member(timer: Timer) -> bytes:
     """The member of the timer index: one per (operator, key, due). Raises EncodingError."""
     try:

@@ -38,6 +38,7 @@ class PartitionFacts:
     """One partition. `backlog` is in records, `queued` the number of tickets in its queue.
 
     ring: "" (idle), "1" (a ticket exists or its owner is at work), "w" (waits for a full inbox).
+    held, held_bytes: records behind dead letters that hold their keys.
     """
 
     stage: int
@@ -61,6 +62,8 @@ class PartitionFacts:
     late: int
     dead: int
     skipped: int = 0
+    held: int = 0
+    held_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -127,6 +130,15 @@ class JobFacts:
     """The output streams, in the order of the plan."""
     dead_letter_bytes: int = 0
     """What all dead letters take in Redis, estimated."""
+
+    @property
+    def held(self) -> int:
+        """Records that are held behind dead letters of their keys."""
+        return sum(part.held for part in self.partitions)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(part.held_bytes for part in self.partitions)
 
 
 def waiting_sources(record: JobRecord) -> dict[str, str]:

@@ -47,6 +47,18 @@ class EndOfInput(msgspec.Struct, frozen=True, array_like=True, tag="E"):
     sender: str
 
 
+class Release(msgspec.Struct, frozen=True, array_like=True, tag="R"):
+    """Lets the held key of the dead letter `letter` go; the payload is the letter's record, which runs if `has_record`.
+
+    records, bytes: what was behind the letter when it was taken away, and counts as held no more since then.
+    """
+
+    letter: str
+    has_record: bool
+    records: int
+    bytes: int
+
+
 class Barrier(msgspec.Struct, frozen=True, array_like=True, tag="B"):
     """Opens epoch `epoch` at this place."""
 
@@ -59,7 +71,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, tag="T"):
     version: int
 
 
-Header: TypeAlias = Data | Watermark | EndOfInput | Barrier | Table
+Header: TypeAlias = Data | Watermark | EndOfInput | Release | Barrier | Table
 
 _decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
 

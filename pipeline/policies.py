@@ -16,7 +16,7 @@ MOST_PAUSE_SECONDS: Final = 3_600.0
 
 
 class ErrorPolicy(msgspec.Struct, frozen=True):
-    """Made by `dead_letter`, `fail`, `skip` and `retry`.
+    """Made by `dead_letter`, `fail`, `hold_key`, `skip` and `retry`.
 
     attempts: how often a record is tried in all. first_seconds, most_seconds: bounds of the pauses between attempts.
     then: what is done with a record that failed at each of them.
@@ -25,7 +25,12 @@ class ErrorPolicy(msgspec.Struct, frozen=True):
     attempts: int = 1
     first_seconds: float = 0.0
     most_seconds: float = 0.0
-    then: Literal["dead_letter", "fail", "skip"] = "dead_letter"
+    then: Literal["dead_letter", "fail", "hold_key", "skip"] = "dead_letter"
+
+    @property
+    def holds_keys(self) -> bool:
+        """Whether later records of a key wait behind its dead letter."""
+        return self.then == "hold_key"
 
     def pause_seconds(self, attempt: int, rng: random.Random) -> float:
         """How long to wait behind the failed attempt of this number, from 1 on: doubling, bounded, with jitter."""
@@ -49,6 +54,14 @@ def fail() -> ErrorPolicy:
     return ErrorPolicy(then="fail")
 
 
+def hold_key() -> ErrorPolicy:
+    """Gives a record that fails up, and holds its key: later records of the key wait, in order, behind the dead letter.
+
+    Replaying the letter, or dropping it, lets them go on. Other keys are not held up. For the stages of keyed streams.
+    """
+    return ErrorPolicy(then="hold_key")
+
+
 def skip() -> ErrorPolicy:
     """Drops a record that fails, and counts it."""
     return ErrorPolicy(then="skip")
@@ -65,7 +78,9 @@ def retry(
     """
     last = dead_letter() if then is None else then
     if not isinstance(last, ErrorPolicy) or last.attempts != 1:
-        raise PipelineError("retry: then must be dead_letter(), fail() or skip()", hint="retry(5, then=fail())")
+        raise PipelineError(
+            "retry: then must be dead_letter(), hold_key(), fail() or skip()", hint="retry(5, then=fail())"
+        )
     if not isinstance(attempts, int) or isinstance(attempts, bool) or not 2 <= attempts <= MOST_ATTEMPTS:
         raise PipelineError(f"retry: attempts must be a whole number from 2 to {MOST_ATTEMPTS:,}, not {attempts!r}")
     for name, seconds in (("first_seconds", first_seconds), ("most_seconds", most_seconds)):
@@ -84,6 +99,17 @@ def check_policy(policy: object, owner: str) -> ErrorPolicy:
     if isinstance(policy, ErrorPolicy):
         return policy
     raise PipelineError(
-        f"{owner}: on_error must be dead_letter(), fail(), skip() or retry(...), not {policy!r}",
+        f"{owner}: on_error must be dead_letter(), hold_key(), fail(), skip() or retry(...), not {policy!r}",
         hint="from pipeline import retry, then on_error=retry(5)",
     )
+
+
+def check_unkeyed_policy(policy: object, source: str) -> ErrorPolicy:
+    """As `check_policy`, for the stage of a source, whose records have no keys that could be held."""
+    checked = check_policy(policy, f"the source {source!r}")
+    if checked.holds_keys:
+        raise PipelineError(
+            f"the source {source!r} cannot have hold_key(): its records have no keys before a key_by",
+            hint="give the source a policy of its own, on_error=dead_letter(), and on_error=hold_key() to a key_by",
+        )
+    return checked

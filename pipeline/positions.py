@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Position:
     """The next to process: entry id and index of the record in it.
 
-    In front of a control entry `record` counts the commits of timers that the entry has caused so far.
+    In front of a control entry `record` counts the commits that the entry has caused so far, of timers or held records.
     """
 
     entry: str

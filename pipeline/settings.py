@@ -19,8 +19,8 @@ class Limits(msgspec.Struct, frozen=True):
     lease_seconds: a worker not heard of for this long is replaced; a leader likewise.
     stuck_seconds: one record in hand for longer than this means that its worker is stuck.
     deaths: unclean ends at one record after which it becomes a dead letter.
-    dead_letters, dead_letter_bytes: the job fails when it holds more dead letters than this; looked at four times a
-        second, so a few more may be there by then.
+    dead_letters, dead_letter_bytes: the job fails when it holds more dead letters than this, with the records that
+        are held behind them; looked at four times a second, so a few more may be there by then.
     """
 
     inbox_records: int = 50_000

@@ -50,7 +50,7 @@ class Failures:
         if self.attempts + 1 < self.policy.attempts:
             raise TryAgain(failure)
         match self.policy.then:
-            case "dead_letter":
+            case "dead_letter" | "hold_key":
                 return self._letters.of(failure, payload, self.tried, kind)
             case "skip":
                 logger.warning("a record is skipped: %s", described(failure)[:200])
@@ -64,7 +64,7 @@ class Failures:
 
     def settle_fault(self, why: str, payload: bytes) -> Write | None:
         """As `settle`, for a record that its source could not read: trying again is of no use."""
-        if self.policy.then == "dead_letter":
+        if self.policy.then in ("dead_letter", "hold_key"):
             return self._letters.write("", why, "", payload)
         if self.policy.then == "skip":
             logger.warning("a record is skipped: %s", why[:200])

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pipeline.codec import decode_batch
 from pipeline.errors import DecodingError, ForeignData
-from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, decode_header
+from pipeline.messages import Barrier, Data, EndOfInput, Header, Release, Table, Watermark, decode_header
 from pipeline.positions import Position, entry_after
 from pipeline.records import MAX_TIME, MIN_TIME, Batch
 from pipeline.store.commits import Entry
@@ -55,6 +55,15 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """A held key goes on; the payload is its dead letter's record, a batch of one. `end` is behind all of it."""
+
+    header: Release
+    payload: bytes
+    end: Position
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A barrier or a routing table."""
 
@@ -62,7 +71,7 @@ class Mark:
     end: Position
 
 
-Item: TypeAlias = Records | Poisoned | Promise | Mark
+Item: TypeAlias = Records | Poisoned | Promise | LetGo | Mark
 
 
 class Inbox:
@@ -116,6 +125,8 @@ class Inbox:
                 return Promise(header.sender, header.time, Position(entry_after(entry.id, 0)), 0)
             case EndOfInput():
                 return Promise(header.sender, MAX_TIME, Position(entry_after(entry.id, 0)), 0)
+            case Release():
+                return LetGo(header, entry.payload, Position(entry_after(entry.id, 0)))
             case Barrier() | Table():
                 return Mark(header, Position(entry_after(entry.id, 0)))
 
@@ -162,7 +173,7 @@ class Inbox:
             if entry.id != end.entry:
                 break  # one between is missing
             header_, batch_, why = self._decoded(entry)
-            if not isinstance(header_, Data) or batch_ is None or why is not None or not _are_alike(batch, batch_):
+            if not isinstance(header_, Data) or batch_ is None or why is not None or not are_alike(batch, batch_):
                 break
             if header_.replay_of:
                 break
@@ -173,7 +184,7 @@ class Inbox:
             end, more = _after(entry, header_, stop)
             released += more
             room -= stop
-        return Records(_joined(taken), end, released, None if has_all else _places(spans))
+        return Records(joined(taken), end, released, None if has_all else _places(spans))
 
 
 def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:
@@ -197,10 +208,10 @@ def _without_skipped(batch: Batch, skip: tuple[int, ...], start: int, stop: int)
     if not skip:
         return batch if start == 0 and stop == len(batch) else batch.slice(start, stop)
     kept = [batch.slice(i, i + 1) for i in range(start, stop) if i not in skip]
-    return _joined(kept or [batch.slice(0, 0)])
+    return joined(kept or [batch.slice(0, 0)])
 
 
-def _are_alike(one: Batch, other: Batch) -> bool:
+def are_alike(one: Batch, other: Batch) -> bool:
     """Whether both have the same columns, so that joining them loses none."""
     return (one.keys is None, one.times is None, one.ids is None) == (
         other.keys is None,
@@ -209,18 +220,18 @@ def _are_alike(one: Batch, other: Batch) -> bool:
     )
 
 
-def _joined(batches: list[Batch]) -> Batch:
+def joined(batches: list[Batch]) -> Batch:
     """One batch of batches that are alike."""
     if len(batches) == 1:
         return batches[0]
-    joined = batches[0].slice(0, len(batches[0]))
+    whole = batches[0].slice(0, len(batches[0]))
     for batch in batches[1:]:
-        joined.faults.update({len(joined.values) + i: why for i, why in batch.faults.items()})
-        joined.values.extend(batch.values)
-        if joined.keys is not None and batch.keys is not None:
-            joined.keys.extend(batch.keys)
-        if joined.times is not None and batch.times is not None:
-            joined.times.extend(batch.times)
-        if joined.ids is not None and batch.ids is not None:
-            joined.ids.extend(batch.ids)
-    return joined
+        whole.faults.update({len(whole.values) + i: why for i, why in batch.faults.items()})
+        whole.values.extend(batch.values)
+        if whole.keys is not None and batch.keys is not None:
+            whole.keys.extend(batch.keys)
+        if whole.times is not None and batch.times is not None:
+            whole.times.extend(batch.times)
+        if whole.ids is not None and batch.ids is not None:
+            whole.ids.extend(batch.ids)
+    return whole

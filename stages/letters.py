@@ -19,9 +19,10 @@ _TRACEBACK_CHARACTERS: Final = 8000
 
 
 class Letters:
-    """Writes dead letters of one partition."""
+    """Writes dead letters of one partition. With `holds_keys` those of records say that they hold their keys."""
 
-    def __init__(self, job: str, stage: int, partition: int) -> None:
+    def __init__(self, job: str, stage: int, partition: int, *, holds_keys: bool = False) -> None:
+        self._holds_keys = holds_keys
         self._key = keys.dead(job)
         self._place = ["stage", stage, "partition", partition]
         self.replay_of = ""
@@ -40,6 +41,7 @@ class Letters:
         values += ["kind", kind] if kind != "record" else []
         values += ["tried", "\n".join(tried)] if tried else []
         values += ["replay_of", self.replay_of] if self.replay_of else []
+        values += ["holds", "1"] if self._holds_keys and kind == "record" else []
         return Write("XADD", self._key, values)
 
     def of(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 from pipeline.errors import SinkAway
@@ -30,7 +31,8 @@ from pipeline.store.ownership import Acquired, Assigned, Calm, groups_of_partiti
 from stages.cache import StateCache
 from stages.context import StageContext
 from stages.failures import Failures, TryAgain
-from stages.inbox import Inbox, Item, Mark, Poisoned, Promise, Records
+from stages.holds import Holds
+from stages.inbox import Inbox, Item, LetGo, Mark, Poisoned, Promise, Records
 from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
@@ -83,8 +85,10 @@ class PartitionOwner:
         sinks = [sink for sink in context.plan.sinks if sink.name in context.stage.sinks]
         effects = context.links.effects(sinks)
         self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
-        self._letters = Letters(context.job, row.stage, row.partition)
-        self._failures = Failures(context.stage.on_error, self._letters)
+        policy = context.stage.on_error
+        self._letters = Letters(context.job, row.stage, row.partition, holds_keys=policy.holds_keys)
+        self._failures = Failures(policy, self._letters)
+        self._holds = Holds(context.ownership, row.stage, row.partition, limits.step_bytes)
         self._trials = Trials(context.ownership, row, limits.deaths)
         self._stepper = Stepper(
             context.kernel,
@@ -114,6 +118,7 @@ class PartitionOwner:
         self._trials.remember(acquired.deaths)
         self._failures.remember(acquired.attempts, acquired.tried)
         self._skipped = acquired.skipped
+        self._holds.reset(acquired.held)
         self._is_before_failure = False
         self._held: Commit | None = None
         self._offered: list[Entry] = []
@@ -185,6 +190,7 @@ class PartitionOwner:
             self._held = None
             if commit.end != commit.start:
                 self._failures.remember(0, ())
+                self._holds.applied()
             self._inbox.move_to(commit.end)
             match reply:
                 case Idle():
@@ -262,6 +268,8 @@ class PartitionOwner:
                 commit = self._commit(item.end, "keep", outcome, item.released_bytes)
             case Promise():
                 commit, fired = self._promise(item)
+            case LetGo():
+                commit, fired = self._let_go(item, limit)
             case Mark():
                 commit = self._commit(item.end, "keep")
                 if isinstance(item.header, Barrier):
@@ -283,18 +291,44 @@ class PartitionOwner:
     def _records(self, item: Records, limit: int) -> Commit:
         started, batch = self._clock(), item.batch
         self._letters.replay_of = item.replay_of
-        bounds = self._bounds(started)
+        bounds, held = self._bounds(started), self._holds.keys
         outcome = self._trials.run(
             self.position,
-            lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit)),
-            lambda error: self._stepper.give_up(batch, error),
+            lambda: self._stepper.run(batch, bounds, lambda: self._batch_again(limit), held),
+            lambda error: self._stepper.give_up(batch, error, held),
         )
         done = outcome.counts.taken
         if done < len(batch):
             item = self._records_of(self._inbox.take(item.until(done)))
+        if outcome.given_up or outcome.held:
+            outcome.writes += self._holds.keep(outcome)
         self._is_before_failure = outcome.is_before_failure
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
         return self._commit(item.end, "keep", outcome, item.released_bytes)
+
+    def _let_go(self, item: LetGo, limit: int) -> tuple[Commit, int]:
+        """Runs a dead letter's record and those held behind it: some in each commit, until none is left or one fails.
+
+        With the number of records that were run.
+        """
+        at, bound = self.position, self._bound
+        self._letters.replay_of = item.header.letter
+        page = self._holds.page(item, at, bound.timers if bound else limit, is_exact=bound is not None)
+        batch, outcome, started = page.batch(), Outcome(), self._clock()
+        if batch.values:
+            bounds = self._as_before() if bound else self._bounds(started)
+            run = partial(self._stepper.run, batch, bounds, page.batch)
+            outcome = run() if bound else self._trials.run(at, run, partial(self._stepper.give_up, batch))
+        done = outcome.counts.taken
+        self._pace.note(done, outcome.counts.emitted, self._clock() - started)
+        self._is_before_failure = outcome.is_before_failure
+        if self._holds.pass_page(item, at, page, outcome):
+            return self._commit(item.end, "keep", outcome, len(item.payload)), done
+        return self._commit(Position(at.entry, at.record + 1), "keep", outcome), done
+
+    def _as_before(self) -> Bounds:
+        """For what has effects that stand: it has run together before, and none of it has killed its worker."""
+        return Bounds(1, lambda: False, is_whole=bool(self._context.kernel.externals))
 
     def _bounds(self, started: float) -> Bounds:
         """A step is cut short when it takes as long as a whole slice, twice what it was planned for.
@@ -342,9 +376,7 @@ class PartitionOwner:
 
     def _fire(self, timers: list[Timer]) -> Outcome:
         if self._bound is not None:
-            # Their effects stand, so they have fired together before, and none has killed its worker.
-            as_before = Bounds(1, lambda: False, is_whole=bool(self._context.kernel.externals))
-            return self._stepper.fire(timers[: self._bound.timers], as_before)
+            return self._stepper.fire(timers[: self._bound.timers], self._as_before())
         due = timers[:1] if self._trials.is_on else timers
         bounds = self._bounds(self._clock())
         return self._trials.run(

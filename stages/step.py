@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -20,6 +20,7 @@ from pipeline.kernel.faults import OperatorError
 from pipeline.kernel.stage import StageKernel
 from pipeline.records import Batch, Timer
 from pipeline.store.commits import Counts, Output, Target, Write
+from stages.apart import apart_of, picked
 from stages.cache import Loader, StateCache
 from stages.encoding import StepEncoder
 from stages.failures import Failure, Failures
@@ -44,6 +45,10 @@ class Outcome:
     """How many of the timers it was given."""
     skipped: int = 0
     """Records that failed and were dropped."""
+    given_up: set[Any] = field(default_factory=set)
+    """Keys that are held from now on, since a record of theirs was given up."""
+    held: dict[Any, Batch] = field(default_factory=dict)
+    """Records that were not run, by key: they come behind all that is held of it."""
     is_before_failure: bool = False
     """The next record has failed, and is to be a step of its own."""
 
@@ -82,9 +87,10 @@ class Stepper:
         self._letters = letters
         self._failures = failures
 
-    def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch]) -> Outcome:
-        """The records of the batch: applied, or given up. Raises TryAgain, RecordFailed, SinkError, StoreError.
+    def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch], held: Collection[Any] = ()) -> Outcome:
+        """The records of the batch: applied, given up, or held where their key is. `held`: the keys that are by now.
 
+        Raises TryAgain, RecordFailed, SinkError, StoreError.
         When user code takes too long, only the first records: `counts.taken` says how many, one at least. Where sinks
         have effects, a record that is given up is a step of its own: it might not fail when it is run again after a
         crash, and the effects of the others would stand by then.
@@ -93,7 +99,8 @@ class Stepper:
         if batch.faults and self._sinks.has_effects:
             batch = batch.slice(0, min(batch.faults) or 1)
         outcome, done, whole = Outcome(), 0, len(batch)
-        good = _without_faults(batch)
+        apart = apart_of(batch, held)
+        good = apart.others(batch)
         if good.values:
             try:
                 self._cache.prepare(self._keys(good), self._load)
@@ -102,13 +109,15 @@ class Stepper:
             except (OperatorError, EncodingError) as error:
                 if len(good) > 1:
                     logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
-                    done = self._run_each(_without_faults(again().slice(0, whole)), bounds, outcome)
+                    done = self._run_each(apart.others(again().slice(0, whole)), bounds, outcome)
                 else:
                     self._start_again(set())
-                    self._settle((error, encode_batch(_without_faults(again().slice(0, whole)))), outcome)
+                    alone = apart.others(again().slice(0, whole))
+                    self._settle((error, encode_batch(alone)), outcome, alone)
                     done = 1
-        taken = whole if done == len(good) else _places_without(batch)[done]
+        taken = whole if done == len(good) else apart.places(batch)[done]
         outcome.counts.taken = taken
+        outcome.held.update(apart.held(batch, taken))
         self._give_up_faults(batch, taken, outcome)
         return outcome
 
@@ -159,11 +168,14 @@ class Stepper:
                 break
         return gathered.step(), done
 
-    def give_up(self, batch: Batch, error: str) -> Outcome:
-        """The records become dead letters without being run."""
-        outcome = Outcome(Counts(taken=len(batch), dead=len(batch)))
-        for index in range(len(batch)):
-            outcome.writes.append(self._letters.write("", error, "", encode_batch(batch.slice(index, index + 1))))
+    def give_up(self, batch: Batch, error: str, held: Collection[Any] = ()) -> Outcome:
+        """The record of a batch of one, or of none, becomes a dead letter without being run, unless its key is held."""
+        outcome = Outcome(Counts(taken=len(batch)))
+        apart = apart_of(batch, held)
+        outcome.held = apart.held(batch, len(batch))
+        for index in apart.places(batch):
+            one = batch.slice(index, index + 1)
+            self._settled(self._letters.write("", error, "", encode_batch(one)), outcome, one)
         return outcome
 
     def give_up_timer(self, timer: Timer, error: str) -> Outcome:
@@ -202,18 +214,24 @@ class Stepper:
         """
         self._start_again(self._keys(batch))
         gathered, done = _Gathered(), 0
+        behind: dict[Any, list[int]] = {}
         for index in range(len(batch)):
+            if outcome.given_up and batch.keys is not None and batch.keys[index] in outcome.given_up:
+                behind.setdefault(batch.keys[index], []).append(index)
+                done = index + 1
+                continue
             piece = batch.slice(index, index + 1)
             failure = self._try(piece, partial(self._kernel.process, piece, self._cache.state), gathered)
             is_alone = failure is not None and self._isolates
             if is_alone and index:
                 outcome.is_before_failure = True
                 break
-            self._settle(failure, outcome)
+            self._settle(failure, outcome, piece)
             done = index + 1
             is_over = done >= bounds.records and bounds.is_over()
             if is_alone or is_over or gathered.emitted >= bounds.outputs:
                 break
+        outcome.held = {key: picked(batch, places) for key, places in behind.items()}
         self._encode(gathered.step(), outcome)
         return done
 
@@ -233,7 +251,7 @@ class Stepper:
             is_alone = failure is not None and self._isolates
             if is_alone and outcome.fired:
                 break
-            self._settle(failure, outcome, "timer")
+            self._settle(failure, outcome, kind="timer")
             # What the timer itself has set anew stays set.
             gathered.timers.setdefault(timer, False)
             outcome.fired = index + 1
@@ -251,12 +269,23 @@ class Stepper:
         """Whether a record that fails is a step of its own."""
         return self._sinks.has_effects or self._failures.isolates
 
-    def _settle(self, failed: tuple[Failure, bytes] | None, outcome: Outcome, kind: str = "record") -> None:
+    def _settle(
+        self,
+        failed: tuple[Failure, bytes] | None,
+        outcome: Outcome,
+        record: Batch | None = None,
+        kind: str = "record",
+    ) -> None:
         if failed is not None:
-            self._settled(self._failures.settle(*failed, kind), outcome)
+            self._settled(self._failures.settle(*failed, kind), outcome, record)
 
-    def _settled(self, letter: Write | None, outcome: Outcome) -> None:
-        """`letter` is that of a record that was given up, or None for one that was skipped."""
+    def _settled(self, letter: Write | None, outcome: Outcome, record: Batch | None = None) -> None:
+        """`letter` is that of a record that was given up, or None for one that was skipped.
+
+        A `record` of a key is what the key is held for, where the policy says so.
+        """
+        if letter is not None and record is not None and record.keys is not None and self._failures.policy.holds_keys:
+            outcome.given_up.update(record.keys)
         if letter is None:
             outcome.skipped += 1
         else:
@@ -328,23 +357,6 @@ class _Gathered:
             [timer for timer, is_set in self.timers.items() if not is_set],
             self.filtered,
         )
-
-
-def _places_without(batch: Batch) -> list[int]:
-    """Where the records without a fault stand."""
-    return [i for i in range(len(batch)) if i not in batch.faults]
-
-
-def _without_faults(batch: Batch) -> Batch:
-    if not batch.faults:
-        return batch
-    good = _places_without(batch)
-    return Batch(
-        [batch.values[i] for i in good],
-        None if batch.keys is None else [batch.keys[i] for i in good],
-        None if batch.times is None else [batch.times[i] for i in good],
-        None if batch.ids is None else [batch.ids[i] for i in good],
-    )
 
 
 def _timer_record(timer: Timer) -> Batch:

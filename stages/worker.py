@@ -20,9 +20,10 @@ from pipeline.plan import Plan
 from pipeline.programs.runners import Programs
 from pipeline.sinks.links import SinkLinks
 from pipeline.store.jobs import JobStore
-from pipeline.store.ownership import Assigned, Ownership
+from pipeline.store.ownership import Acquired, Assigned, Ownership
 from stages.context import StageContext
 from stages.encoding import StepEncoder
+from stages.holds import held_groups
 from stages.partition import PartitionOwner, SliceEnd
 
 logger = logging.getLogger(__name__)
@@ -286,7 +287,7 @@ class Worker:
         owner = self._owned.get(place)
         if owner is None or place not in self._stale:
             return owner
-        acquired = self.ownership.acquire(owner.row)
+        acquired = self._acquired(owner.row)
         if acquired is None:
             self._drop(place)
             return None
@@ -295,7 +296,7 @@ class Worker:
         return owner
 
     def _acquire(self, row: Assigned) -> None:
-        acquired = self.ownership.acquire(row)
+        acquired = self._acquired(row)
         if acquired is None:
             return
         place = (row.stage, row.partition)
@@ -303,6 +304,9 @@ class Worker:
         owner.tell_publishing(partial(self._publishing, place))
         self._unserved.add(place)
         logger.info("owns %s token=%s position=%s", self._named(place), row.token, acquired.position)
+
+    def _acquired(self, row: Assigned) -> Acquired | None:
+        return self.ownership.acquire(row, held_groups(self.plan.stage(row.stage), row.partition))
 
     def _drop(self, place: Place) -> None:
         owner = self._owned.pop(place, None)

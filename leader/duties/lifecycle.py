@@ -22,11 +22,13 @@ class Change:
 def next_state(facts: JobFacts) -> Change | None:
     """The state that the job's facts call for, or None. Too many dead letters outweigh a finished input."""
     limits, job = facts.record.plan.limits, facts.record.job
-    if facts.dead_letters > limits.dead_letters:
-        return _too_many(job, f"{facts.dead_letters:,} dead letters, more than the {limits.dead_letters:,} allowed")
-    held, most = facts.dead_letter_bytes, limits.dead_letter_bytes
-    if held > most:
-        return _too_many(job, f"dead letters of {held:,} bytes, more than the {most:,} allowed")
+    letters, held = facts.dead_letters, facts.held
+    behind = f" and {held:,} records held behind them" if held else ""
+    if letters + held > limits.dead_letters:
+        return _too_many(job, f"{letters:,} dead letters{behind}, more than the {limits.dead_letters:,} allowed")
+    size, most = facts.dead_letter_bytes + facts.held_bytes, limits.dead_letter_bytes
+    if size > most:
+        return _too_many(job, f"dead letters{behind} of {size:,} bytes, more than the {most:,} allowed")
     if facts.partitions and all(part.done for part in facts.partitions):
         return Change(JobState.PUBLISHING)
     return None

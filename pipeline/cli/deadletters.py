@@ -34,7 +34,7 @@ _OPERATOR = click.option("--operator", metavar="NAME", help="Those of one operat
 @JSON
 @DEBUG
 def list_letters(job: str, redis_url: str, operator: str | None, as_json: bool) -> None:
-    """List them, oldest first: id, age, operator, key, error. With --json one object a line."""
+    """List them, oldest first: id, age, operator, key, what is held behind, error. With --json one object a line."""
     plan, letters = _letters(redis_url, job)
     found = (letter for letter in letters.read() if operator is None or letter.operator == operator)
     if as_json:
@@ -80,7 +80,10 @@ def edit_letter(job: str, id_: str, redis_url: str, value: str | None) -> None:
 @_OPERATOR
 @DEBUG
 def replay_letters(job: str, ids: tuple[str, ...], redis_url: str, takes_all: bool, operator: str | None) -> Exit:
-    """Put records back where they failed, in order, each once. One that fails again is a new dead letter."""
+    """Put records back where they failed, in order, each once, with all that is held behind them.
+
+    One that fails again is a new dead letter.
+    """
     _plan, letters = _letters(redis_url, job)
     done, faults = replay_all(letters, chosen(letters, ids, takes_all, operator))
     click.echo(f"{done} replayed")
@@ -97,7 +100,7 @@ def replay_letters(job: str, ids: tuple[str, ...], redis_url: str, takes_all: bo
 @_OPERATOR
 @DEBUG
 def drop_letters(job: str, ids: tuple[str, ...], redis_url: str, takes_all: bool, operator: str | None) -> None:
-    """Delete them for good."""
+    """Delete them for good. What is held behind them goes on."""
     _plan, letters = _letters(redis_url, job)
     click.echo(f"{letters.drop(chosen(letters, ids, takes_all, operator))} dropped")
 

@@ -20,9 +20,10 @@ _KEY: Final = 12
 
 
 def list_lines(plan: Plan, letters: Iterable[DeadLetter], now_ms: int) -> Iterable[str]:
-    """One line of at most 80 characters each: id, age, operator, key, error."""
+    """One line of at most 80 characters each: id, age, operator, key, what is held behind it, error."""
     for letter in letters:
         line = f"{letter.id}  {_age(letter, now_ms):>4}  {letter.operator or _stage(plan, letter)}  {_key(letter)}"
+        line += f"  holds {letter.behind:,}" if letter.behind else ""
         yield _cut(f"{line}  {' '.join(letter.error.split())}", _LINE)
 
 
@@ -38,6 +39,9 @@ def letter_lines(plan: Plan, letter: DeadLetter) -> list[str]:
     lines += [f"replay of  {letter.replay_of}"] if letter.replay_of else []
     facts = letter_json(plan, letter)
     lines += [f"key        {json.dumps(facts['key'], ensure_ascii=False)}"] if facts["key"] is not None else []
+    if letter.holds:
+        records = f"{letter.behind:,} record{'s' * (letter.behind != 1)}"
+        lines.append(f"holds      {records} of key {json.dumps(facts['key'], ensure_ascii=False)}")
     lines.append(f"value      {json.dumps(facts['value'], ensure_ascii=False)}")
     if letter.edited:
         lines.append(f"edited to  {json.dumps(facts['edited'], ensure_ascii=False)}")
@@ -63,6 +67,7 @@ def letter_json(plan: Plan, letter: DeadLetter) -> dict[str, Any]:
         "value": value,
         "edited": _parts(letter.edited)[1] if letter.edited else None,
         "replay_of": letter.replay_of or None,
+        "holds": letter.behind if letter.holds else None,
         "attempts": list(letter.tried),
         "traceback": letter.traceback,
     }

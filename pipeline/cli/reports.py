@@ -80,7 +80,8 @@ def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[st
         return []
     # Equal lines are shown once: a function that fails for every record has one thing to tell.
     shown = list(dict.fromkeys(_letter_line(facts, letter) for letter in letters[:SHOWN_LETTERS]))
-    lines = [f"  dead letters: {_count(facts.dead_letters, 'record')} given up", *shown]
+    held = f", {_count(facts.held, 'record')} held behind" if facts.held else ""
+    lines = [f"  dead letters: {_count(facts.dead_letters, 'record')} given up{held}", *shown]
     if facts.dead_letters > len(shown):
         lines.append(f"    and {facts.dead_letters - len(shown):,} more")
     return lines
@@ -187,6 +188,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
         ],
         "outputs": [output_json(output) for output in facts.outputs],
         "dead_letters": facts.dead_letters,
+        "held": facts.held,
         "first_dead_letters": [
             {
                 "id": letter.id,

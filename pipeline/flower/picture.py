@@ -43,6 +43,7 @@ def job_picture(facts: JobFacts, letters: Sequence[DeadLetter], history: History
         "partitions_total": len(rows),
         "workers": [_worker(worker, facts) for worker in facts.workers],
         "dead_letters": facts.dead_letters,
+        "held": facts.held,
         "letters": [_letter(letter, facts) for letter in letters[:SHOWN_LETTERS]],
     }
 

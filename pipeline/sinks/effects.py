@@ -35,7 +35,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a step must end because effects up to there stand. `timers`: how many timers that step fired, if any."""
+    """Where a step must end because effects up to there stand. `timers`: how many timers, or held records, it ran."""
 
     end: Position
     timers: int

@@ -67,9 +67,9 @@ Reply: TypeAlias = Idle | Entries | Yielded | Kept | Refused
 
 @dataclass(slots=True)
 class Write:
-    """One command on one key: HSET and ZADD take pairs, HDEL and ZREM names, XADD pairs for one entry."""
+    """One command on one key: HSET and ZADD take pairs, HINCRBY one, HDEL and ZREM names, XADD pairs for one entry."""
 
-    command: Literal["HSET", "HDEL", "ZADD", "ZREM", "XADD"]
+    command: Literal["HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "XADD"]
     key: str
     values: list[Any]
 

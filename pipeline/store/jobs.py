@@ -26,7 +26,7 @@ _TAKEOVERS: Final = 10
 
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
-    "taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped",
+    "taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped", "held", "held_bytes",
 )  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def _partition(
         queued=int(queued),
         closed=bool(number["closed"]),
         done=bool(number["done"]),
-        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped")},
+        **{name: number[name] for name in _META[_META.index("taken") :]},
     )
 
 

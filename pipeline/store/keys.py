@@ -125,6 +125,16 @@ def dead_edits(job: str) -> str:
     return of_job(job) + ":deadedits"
 
 
+def held(job: str, stage: int, group: int) -> str:
+    """Hash: key -> what is held behind its dead letter, as numbers. Written by the owner's commits."""
+    return f"{of_job(job)}:held:{stage}.{group}"
+
+
+def held_records(job: str, stage: int, group: int) -> str:
+    """Hash: `number key` -> held records of that key, in pieces. Written and taken away by the owner's commits."""
+    return f"{of_job(job)}:heldrecords:{stage}.{group}"
+
+
 def out(job: str, sink: str) -> str:
     """Stream: a readable output. Appended by commits, trimmed to the slowest reader."""
     return f"{of_job(job)}:out:{sink}"

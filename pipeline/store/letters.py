@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pipeline.codec import decode_batch, encode_batch
+from pipeline.codec import decode_batch, encode_batch, key_field
 from pipeline.errors import DecodingError, InboxFull, JobStateError, LetterError, UnknownJob
 from pipeline.facts import JobRecord
+from pipeline.keying import group_of
 from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.holds import read_hold
 from pipeline.store.scripts import Scripts
 
 _PAGE: Final = 200
@@ -25,8 +28,10 @@ class DeadLetter:
 
     kind: record; timer, whose value is its due time; or entry, whose bytes cannot be read.
     tried: a line for each attempt before the last one: milliseconds, number, error.
-    replay_of: the letter whose replay failed again, or nothing.
+    replay_of: the letter that was replayed, or dropped, when this record failed, or nothing: its own record, or that
+        of one which held this record back.
     edited: the payload that a replay takes instead, or nothing.
+    holds: its key is held: later records of it wait behind this letter. behind: how many there are.
     """
 
     id: str
@@ -40,6 +45,8 @@ class DeadLetter:
     tried: tuple[str, ...] = ()
     replay_of: str = ""
     edited: bytes = b""
+    holds: bool = False
+    behind: int = 0
 
     def record(self) -> Batch:
         """The record as a batch of one, as it was edited last. Raises DecodingError where it cannot be read."""
@@ -68,8 +75,12 @@ class LetterStore:
                 page = self._scripts.client.xrange(self._keys[0], start, count=_PAGE)
                 ids = [id_ for id_, _ in page]
                 edits = self._scripts.client.hmget(self._keys[1], ids) if ids else []
-            for (id_, fields), edited in zip(page, edits, strict=True):
-                yield read_letter(id_.decode(), fields, edited or b"")
+            yield from self._with_counts(
+                [
+                    read_letter(id_.decode(), fields, edited or b"")
+                    for (id_, fields), edited in zip(page, edits, strict=True)
+                ]
+            )
             if len(page) < _PAGE:
                 return
             start = f"({page[-1][0].decode()}"
@@ -81,7 +92,7 @@ class LetterStore:
             edited = self._scripts.client.hget(self._keys[1], id_) if found else None
         if not found:
             raise _unknown(self._job, id_)
-        return read_letter(found[0][0].decode(), found[0][1], edited or b"")
+        return self._with_counts([read_letter(found[0][0].decode(), found[0][1], edited or b"")])[0]
 
     def edit(self, letter: DeadLetter, value: Any) -> None:
         """A replay takes this value from now on; the letter shows both.
@@ -101,17 +112,17 @@ class LetterStore:
     def replay(self, letter: DeadLetter) -> None:
         """Puts the record back at the end of the inbox in which it failed; the letter is gone. All of it or nothing.
 
+        Where it holds its key, all that is held behind it follows the record at that place.
         Raises LetterError (unknown, or no record), JobStateError when the input of its stage has ended, InboxFull,
         UnknownJob.
         """
         _check_replayable(letter)
+        if letter.holds:
+            self._let_go(letter, has_record=True)
+            return
         at = (self._job, letter.stage, letter.partition)
         names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at), keys.log(*at)]
-        names += [
-            keys.meta(self._job, entry, number)
-            for entry in self._entry_stages(letter.stage)
-            for number in range(self._plan.stage(entry).partitions)
-        ]
+        names += self._entries(letter)
         limits = self._plan.limits
         args = [letter.id, letter.edited or letter.payload, limits.inbox_records, limits.inbox_bytes]
         match self._scripts.run("replay", names, args)[0]:
@@ -128,15 +139,83 @@ class LetterStore:
                     hint="try again when the job has worked some off",
                 )
             case -5:
-                raise UnknownJob(f"there is no job {self._job!r}", hint="celeriac list shows the jobs")
+                raise self._no_job()
 
     def drop(self, ids: Sequence[str]) -> int:
-        """Deletes the letters of these ids; how many there were."""
+        """Deletes the letters of these ids; how many there were. What is held behind them goes on.
+
+        Raises JobStateError when that cannot go on, as the input of its stage has ended; those in front are gone then.
+        """
         known = [id_ for id_ in ids if _is_id(id_)]
+        if any(stage.on_error.holds_keys for stage in self._plan.stages):
+            return sum(self._drop_one(id_) for id_ in known)
+        return self._delete(known)
+
+    def _drop_one(self, id_: str) -> int:
+        try:
+            letter = self.get(id_)
+            if letter.holds:
+                self._let_go(letter, has_record=False)
+                return 1
+        except LetterError:
+            return 0
+        return self._delete([id_])
+
+    def _delete(self, known: Sequence[str]) -> int:
         count = 0
         for start in range(0, len(known), _MOST_DROPPED):
             count += int(self._scripts.run("drop", self._keys, known[start : start + _MOST_DROPPED])[0])
         return count
+
+    def _let_go(self, letter: DeadLetter, *, has_record: bool) -> None:
+        key = _key(letter)
+        at = (self._job, letter.stage, letter.partition)
+        names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at)]
+        names += [keys.held(self._job, letter.stage, group_of(key)), *self._entries(letter)]
+        answer = self._scripts.run("letgo", names, [letter.id, letter.payload, key_field(key), json.dumps(has_record)])
+        match answer[0]:
+            case -1:
+                raise _unknown(self._job, letter.id)
+            case -3:
+                verb = "replayed" if has_record else "dropped"
+                records = int(answer[1])
+                raise JobStateError(
+                    f"the dead letter {letter.id} cannot be {verb}: the input of its stage has ended"
+                    + (
+                        f", and {records:,} record{'s' * (records != 1)} held behind it could not go on" * (records > 0)
+                    ),
+                    hint="run these records in a new job; `celeriac remove` deletes them with this one",
+                )
+            case -5:
+                raise self._no_job()
+
+    def _with_counts(self, letters: list[DeadLetter]) -> list[DeadLetter]:
+        """The letters, with how many records are held behind each."""
+        if not any(letter.holds for letter in letters):
+            return letters
+        with translated():
+            pipe = self._scripts.client.pipeline(transaction=False)
+            for letter in letters:
+                if letter.holds:
+                    key = _key(letter)
+                    pipe.hget(keys.held(self._job, letter.stage, group_of(key)), key_field(key))
+            found = iter(pipe.execute())
+        holds = [next(found) if letter.holds else None for letter in letters]
+        return [
+            replace(one, behind=read_hold(hold).records) if hold else one
+            for one, hold in zip(letters, holds, strict=True)
+        ]
+
+    def _entries(self, letter: DeadLetter) -> list[str]:
+        """The meta of each entry partition whose records reach the letter's stage."""
+        return [
+            keys.meta(self._job, entry, number)
+            for entry in self._entry_stages(letter.stage)
+            for number in range(self._plan.stage(entry).partitions)
+        ]
+
+    def _no_job(self) -> UnknownJob:
+        return UnknownJob(f"there is no job {self._job!r}", hint="celeriac list shows the jobs")
 
     def _entry_stages(self, stage: int) -> set[int]:
         """The entry stages whose records reach the stage."""
@@ -159,9 +238,14 @@ def read_letter(id_: str, fields: dict[bytes, bytes], edited: bytes = b"") -> De
             tried=tuple(fields[b"tried"].decode().split("\n")) if b"tried" in fields else (),
             replay_of=fields.get(b"replay_of", b"").decode(),
             edited=edited,
+            holds=b"holds" in fields,
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the dead letter {id_} cannot be read: {error!r}") from error
+
+
+def _key(letter: DeadLetter) -> Any:
+    return (decode_batch(letter.payload).keys or [None])[0]
 
 
 def _is_id(text: str) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pipeline.codec import read_timer_member, state_field
-from pipeline.errors import UnknownJob
+from pipeline.codec import key_field, read_key_field, read_timer_member, state_field
+from pipeline.errors import ForeignData, UnknownJob
 from pipeline.keying import GROUPS, group_of
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
@@ -15,6 +15,7 @@ from pipeline.records import MAX_TIME, MIN_TIME, Timer
 from pipeline.store import keys
 from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
+from pipeline.store.holds import Hold, piece_field, read_hold
 from pipeline.store.scripts import Scripts
 
 MOST_TRIED: Final = 10
@@ -45,7 +46,7 @@ class Acquired:
     run: tells jobs of the same id, and generations of one job, apart. given: sink -> records that it was given.
     published: sink -> records in parts of a rotating sink that are in its folder.
     attempts: how often the record at the position has failed. tried: when and how, the last times.
-    skipped: records that failed and were dropped so far.
+    skipped: records that failed and were dropped so far. held: keys that are held, with what is behind their letters.
     """
 
     position: Position
@@ -60,6 +61,7 @@ class Acquired:
     attempts: int = 0
     tried: tuple[str, ...] = ()
     skipped: int = 0
+    held: dict[Any, Hold] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,14 @@ class Ownership:
                 rows.append(Assigned(int(stage), int(partition), worker, incarnation, token))
         return rows
 
-    def acquire(self, row: Assigned) -> Acquired | None:
-        """Where the partition stands; its owner works once without a ticket. None when the row is out of date."""
+    def acquire(self, row: Assigned, held_groups: Sequence[int] = ()) -> Acquired | None:
+        """Where the partition stands; its owner works once without a ticket. None when the row is out of date.
+
+        held_groups: key groups of which keys may be held.
+        """
         at = (self.job, row.stage, row.partition)
         names = [keys.meta(*at), keys.log(*at), keys.job(self.job), keys.queue(*at)]
+        names += [keys.held(self.job, row.stage, group) for group in held_groups]
         answer = self.scripts.run("acquire", names, [row.token])
         if answer[0] != 1:
             return None
@@ -160,6 +166,7 @@ class Ownership:
             attempts=attempts,
             tried=tried,
             skipped=int(meta.get("skipped", 0)),
+            held={read_key_field(name): read_hold(data) for name, data in zip(*[iter(answer[5])] * 2, strict=True)},
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
@@ -195,6 +202,18 @@ class Ownership:
                 part = values[number * len(group_keys) : (number + 1) * len(group_keys)]
                 found[operator].extend(zip(group_keys, part, strict=True))
         return found
+
+    def load_held(self, stage: int, key: Any, first: int, count: int) -> list[bytes]:
+        """So many pieces of the records held of a key, from number `first` on. Raises ForeignData when one is gone."""
+        fields = [piece_field(number, key_field(key)) for number in range(first, first + count)]
+        names = [keys.held_records(self.job, stage, group_of(key))]
+        found = self.scripts.run("load", names, [len(fields), *fields])[0]
+        if None in found:
+            raise ForeignData(
+                f"records held of the key {key!r} are missing",
+                hint="another program has deleted keys that begin with celeriac: on this Redis",
+            )
+        return found  # type: ignore[no-any-return]
 
     def due_timers(
         self, stage: int, operators: Sequence[str], groups: Sequence[int], watermark: int, limit: int

@@ -360,7 +360,7 @@ def test_a_draining_job_takes_commits(bench: Bench) -> None:
     assert hand.commit(Position("2-0")) == Kept()
 
 
-@pytest.mark.parametrize("command", ["HSET", "HDEL", "ZADD", "ZREM", "XADD"])
+@pytest.mark.parametrize("command", ["HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "XADD"])
 def test_a_key_of_another_type_among_the_writes_is_named_and_nothing_is_written(bench: Bench, command: Any) -> None:
     """A7: a script that fails half-way has half committed."""
     hand = fed(bench, "a")
@@ -374,6 +374,28 @@ def test_a_key_of_another_type_among_the_writes_is_named_and_nothing_is_written(
     )
 
     assert reply.detail == keys.state("j", 0, 9)
+
+
+def test_a_number_that_is_none_is_not_added_to_and_nothing_is_written(bench: Bench) -> None:
+    hand = fed(bench, "a")
+    bench.client.hset(keys.meta("j", *ENTRY), "held", "many")
+    good = Write("HSET", keys.state("j", 0, 1), ["k", "v"])
+
+    reply = refused_without_a_trace(
+        bench,
+        Refusal.FOREIGN_KEY,
+        lambda: hand.commit(Position("2-0"), writes=[good, Write("HINCRBY", keys.meta("j", *ENTRY), ["held", 1])]),
+    )
+
+    assert reply.detail == keys.meta("j", *ENTRY)
+
+
+def test_numbers_are_added_up_and_taken_away(bench: Bench) -> None:
+    hand = fed(bench, "a", "b")
+    for at, more in ((2, 5), (3, -2)):
+        hand.commit(Position(f"{at}-0"), writes=[Write("HINCRBY", keys.meta("j", *ENTRY), ["held", more])])
+
+    assert bench.client.hget(keys.meta("j", *ENTRY), "held") == b"3"
 
 
 FOREIGN_PLACES = {

@@ -254,10 +254,10 @@ def test_a_partition_of_an_earlier_incarnation_is_not_counted_for_the_worker() -
 def test_dead_letters_show_operator_error_and_traceback_cut_to_a_bound_and_never_the_record() -> None:
     letter = DeadLetter("1700-0", 0, 1, "", "E" * 9_000, "T" * 9_000 + "end", b"secret")
 
-    picture = pictured(a_job(a_partition(), dead_letters=7), [letter])
+    picture = pictured(a_job(a_partition(held=3), dead_letters=7), [letter])
 
     (shown,) = picture["letters"]
-    assert picture["dead_letters"] == 7
+    assert (picture["dead_letters"], picture["held"]) == (7, 3)
     assert (shown["operator"], shown["partition"], shown["at_ms"]) == ("left", "0.1", 1700)
     assert len(shown["error"]) == len(shown["traceback"]) == SHOWN_CHARACTERS
     assert shown["traceback"].endswith("end")

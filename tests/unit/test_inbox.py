@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pipeline.codec import encode_batch
 from pipeline.errors import DecodingError
-from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, encode_header
+from pipeline.messages import Barrier, Data, EndOfInput, Header, Release, Table, Watermark, encode_header
 from pipeline.positions import START, Position
 from pipeline.records import MAX_TIME, MIN_TIME, Batch
 from pipeline.store.commits import Entry
-from stages.inbox import Inbox, Mark, Poisoned, Promise, Records
+from stages.inbox import Inbox, LetGo, Mark, Poisoned, Promise, Records
 
 
 class Maker:
@@ -32,12 +32,15 @@ class Maker:
     def control(self, header: Header) -> Maker:
         return self._put(header, b"", 0)
 
+    def release(self, header: Release, payload: bytes) -> Maker:
+        return self._put(header, payload, 0)
+
     def raw(self, count: int, payload: bytes) -> Maker:
         return self._put(Data("s", self.head + 1, count, None, 1), payload, count)
 
     def _put(self, header: Header, payload: bytes, count: int) -> Maker:
         self.entries.append(Entry(f"{self.head + 1}-{self.sub}", encode_header(header), payload))
-        self.head, self.sub = self.head + count, 0 if payload else self.sub + 1
+        self.head, self.sub = self.head + count, 0 if count else self.sub + 1
         return self
 
     def inbox(self, position: Position = START) -> Inbox:
@@ -104,6 +107,16 @@ def test_entries_are_joined_up_to_the_limit_with_all_their_columns() -> None:
 
     assert item.batch == Batch([1, 2, 3], ["a", "b", "c"], [1, 2, 3], ["x", "y", "z"], {1: "why", 2: "also"})
     assert item.end == Position("4-0")
+
+
+def test_what_lets_a_key_go_stands_alone_and_has_no_number() -> None:
+    header = Release("7-0", True, 2, 300)
+    made = Maker().data(1).release(header, b"the record").data(2)
+
+    items = drained(made.inbox(), 10)
+
+    assert items[1] == LetGo(header, b"the record", Position("2-1"))
+    assert [item.batch.values for item in items if isinstance(item, Records)] == [[1], [2]]
 
 
 @pytest.mark.parametrize("columns", [{"times": [7]}, {"keys": ["k"]}, {"ids": ["i"]}])

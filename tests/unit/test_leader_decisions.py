@@ -439,6 +439,20 @@ def test_too_many_dead_letters_fail_the_job_even_at_its_end() -> None:
     )
 
 
+def test_what_is_held_behind_dead_letters_counts_with_them() -> None:
+    record = a_record(plan=a_plan(limits=Limits(dead_letters=20, dead_letter_bytes=500)))
+
+    def change(**held: int) -> Change | None:
+        return next_state(a_job([a_partition(**held), a_partition(0, 1, held=9)], [], record, dead_letters=2))
+
+    assert change(held=9, held_bytes=500) is None
+    for held in ({"held": 10}, {"held": 1, "held_bytes": 501}):
+        found = change(**held)
+        assert found is not None
+        assert found.to is JobState.FAILED
+        assert f"dead letters and {held['held'] + 9} records held behind them" in found.reason
+
+
 @pytest.mark.parametrize(
     ("gate", "used", "bound", "expected"),
     [

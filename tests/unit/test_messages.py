@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DecodingError
-from pipeline.messages import Barrier, Data, EndOfInput, Header, Table, Watermark, decode_header, encode_header
+from pipeline.messages import Barrier, Data, EndOfInput, Header, Release, Table, Watermark, decode_header, encode_header
 from pipeline.records import MAX_TIME, MIN_TIME
 
 NUMBERS = st.integers(0, 2**53 - 1)
@@ -17,6 +17,7 @@ HEADERS = (
     st.builds(Data, NAMES, NUMBERS, NUMBERS, st.none() | TIMES, NUMBERS, st.lists(NUMBERS, max_size=3).map(tuple))
     | st.builds(Watermark, NAMES, TIMES)
     | st.builds(EndOfInput, NAMES)
+    | st.builds(Release, NAMES, st.booleans(), NUMBERS, NUMBERS)
     | st.builds(Barrier, NUMBERS)
     | st.builds(Table, NUMBERS)
 )
@@ -33,6 +34,7 @@ def test_every_header_comes_back_as_it_was(header: Header) -> None:
         (b'["D","0.1",7,3,null,1,[]]', Data("0.1", 7, 3, None, 1)),
         (b'["D","12",1,500,-5,2,[0,3]]', Data("12", 1, 500, -5, 2, (0, 3))),
         (b'["W","0.1",9007199254740991]', Watermark("0.1", MAX_TIME)),
+        (b'["R","1700000000000-0",true,12,3400]', Release("1700000000000-0", True, 12, 3400)),
         (b'["E","source"]', EndOfInput("source")),
         (b'["B",4]', Barrier(4)),
         (b'["T",2]', Table(2)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import ErrorPolicy, Pipeline, dead_letter, fail, read, retry, skip, write
+from pipeline import ErrorPolicy, Pipeline, dead_letter, fail, hold_key, read, retry, skip, write
 from pipeline.errors import PipelineError
 from pipeline.plan import Plan, compile_plan
 from pipeline.settings import Limits
@@ -49,6 +49,16 @@ def test_what_is_no_policy_is_refused_with_the_operators_name(policy: Any) -> No
         Pipeline("p", on_error=policy)
     with pytest.raises(PipelineError, match="the source 's'"):
         Pipeline("p").source(read.iterable([1]), name="s", on_error=policy)
+
+
+@pytest.mark.parametrize("policy", [hold_key(), retry(3, then=hold_key())])
+def test_keys_are_held_behind_a_key_by_only(policy: ErrorPolicy) -> None:
+    assert plan_of(policy).stages[1].on_error.holds_keys
+    with pytest.raises(PipelineError, match=r"the source 's' cannot have hold_key\(\)") as caught:
+        Pipeline("p").source(read.iterable([1]), name="s", on_error=policy)
+    assert "key_by" in caught.value.hint
+    with pytest.raises(PipelineError, match="the source 'in'"):
+        plan_of(None, default=policy)
 
 
 def test_pauses_double_up_to_their_bound_with_jitter() -> None:

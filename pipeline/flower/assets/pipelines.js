@@ -157,7 +157,7 @@
   function showLetters(data) {
     const hidden = data.dead_letters - data.letters.length;
     byId("letters-note").textContent = !data.dead_letters ? "None."
-      : count(data.dead_letters) + " given up" + (hidden > 0 ? "; the oldest " + data.letters.length + " are shown." : ".");
+      : count(data.dead_letters) + " given up" + (data.held ? ", " + count(data.held) + " held behind" : "") + (hidden > 0 ? "; the oldest " + data.letters.length + " are shown." : ".");
     const ids = data.letters.map((letter) => letter.id).join(" ");
     if (ids === lettersShown) return; // else an opened traceback would close each second
     lettersShown = ids;

@@ -5,7 +5,7 @@
 --   9 read from entry   10 records to read   11 bytes to read   12 bytes of the entries left behind
 --   13 inbox_records   14 inbox_bytes   15 low mark (share)   16..20 taken, emitted, filtered, late, dead
 --   then n, n values: fields of meta;  n, n values: fields of log
---   then w, w times: command, key number, '1' if this owner knows the key's type, n, n values   (HSET, HDEL, ZADD, ZREM, XADD)
+--   then w, w times: command, key number, '1' if this owner knows the key's type, n, n values   (HSET, HDEL, HINCRBY, ZADD, ZREM, XADD)
 --   then d, d times: inbox, meta, log, waiting as key numbers, kind (inbox or out), e, e times: kind (D, W, E), count, watermark, payload
 -- Returns {0} idle: the ring flag is clear   {1, entries}   {2} yielded   {3} kept
 --   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run   -7 foreign key type
@@ -35,12 +35,15 @@ local log_at, log_n = at + 1, tonumber(ARGV[at])
 at = at + 1 + log_n
 if log_n > 0 and foreign({log, 'hash'}) then return {-7, log} end
 local writes = {}
-local wanted = {HSET = 'hash', HDEL = 'hash', ZADD = 'zset', ZREM = 'zset', XADD = 'stream'}
+local wanted = {HSET = 'hash', HDEL = 'hash', HINCRBY = 'hash', ZADD = 'zset', ZREM = 'zset', XADD = 'stream'}
 local count = tonumber(ARGV[at])
 at = at + 1
 for i = 1, count do
   local write = {ARGV[at], KEYS[tonumber(ARGV[at + 1])], at + 4, tonumber(ARGV[at + 3])}
   if ARGV[at + 2] ~= '1' and foreign({write[2], wanted[write[1]]}) then return {-7, write[2]} end
+  if write[1] == 'HINCRBY' and not string.match(call('HGET', write[2], ARGV[at + 4]) or '0', '^%-?%d+$') then
+    return {-7, write[2]}
+  end
   writes[i] = write
   at = at + 4 + write[4]
 end

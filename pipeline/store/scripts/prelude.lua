@@ -62,14 +62,15 @@ local function wake(waiting)
   call('DEL', waiting)
 end
 
--- Appends one entry; its id is (records before it + 1)-(entries since the last record). payload may be nil.
+-- Appends one entry; its id is (records before it + 1)-(entries since the last record). payload may be nil, and that of
+-- a control entry has no records.
 local function put(inbox, meta, header, payload, count)
   local h = call('HMGET', meta, 'head', 'sub', 'bytes')
   local head, sub = tonumber(h[1] or 0), tonumber(h[2] or 0)
   local id = int(head + 1) .. '-' .. int(sub)
   if payload then
     call('XADD', inbox, id, 'h', header, 'd', payload)
-    call('HSET', meta, 'head', int(head + count), 'sub', '0', 'bytes', int(tonumber(h[3] or 0) + #payload))
+    call('HSET', meta, 'head', int(head + count), 'sub', count > 0 and '0' or int(sub + 1), 'bytes', int(tonumber(h[3] or 0) + #payload))
   else
     call('XADD', inbox, id, 'h', header)
     call('HSET', meta, 'head', int(head), 'sub', int(sub + 1))
