@@ -170,7 +170,7 @@ class Worker(Actor):
         world.agent.report_death(self.name, self._incarnation)
         if self._stays_dead:
             self.is_done = True
-            world.client.hdel(keys.workers(JOB), self.name)
+            world.client.hset(keys.workers(JOB), f"a:{self.name}", 0)  # as if the time to come back had passed
 
     @property
     def _incarnation(self) -> str:

@@ -64,7 +64,7 @@ end
 return found
 """
 
-_MET: Final = (f"celeriac:{{{JOB}}}:state:", f"celeriac:{{{JOB}}}:timers:")
+_MET: Final = tuple(f"celeriac:{{{JOB}}}:{kind}" for kind in ("state:", "timers:", "dead"))
 """Keys whose type an owner looks at once only, in its first commit to them: tests of `commit` try what happens then."""
 
 

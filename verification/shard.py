@@ -6,6 +6,7 @@ Standard input: the work as JSON. It is no command for users: `celeriac verify` 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Final
 import msgspec
 
 from pipeline.embedded.redis import EmbeddedRedis
+from pipeline.errors import CeleriacError
 from verification.matrix import Bench, Failure, pair_plans, single_plans
 from verification.points import Variant
 from verification.scenarios import SCENARIOS
@@ -22,6 +24,8 @@ from verification.world import Scenario, Stalled
 _PIECE_RUNS: Final = 25
 _QUICK_PAIRS: Final = 40
 _SHOWN_FAILURES: Final = 20
+_NOT_STARTED: Final = 3
+_TERMINATED: Final = 143
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -98,19 +102,24 @@ def _scripts(bench: Bench, scenario: Scenario, points: int) -> Piece:
     return Piece(scenario.name, points, runs, tuple(f"{scenario.name}: {text}" for text in found), len(found))
 
 
-def main() -> None:
+def main() -> int:
     logging.disable(logging.CRITICAL)  # faults are the point: what they log says nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's: it ends this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
-    # Processes die here, not the server: what it loses when it is killed is tried elsewhere.
-    with EmbeddedRedis.start(fsync="no") as server:
-        bench = Bench(server.url)
-        try:
+    try:
+        # Processes die here, not the server: what it loses when it is killed is tried elsewhere.
+        with EmbeddedRedis.start(fsync="no") as server:
+            bench = Bench(server.url)
             for piece in pieces(work, bench):
                 sys.stdout.buffer.write(msgspec.json.encode(piece) + b"\n")
                 sys.stdout.buffer.flush()
-        finally:
             bench.close()
+    except CeleriacError as error:
+        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return _NOT_STARTED
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

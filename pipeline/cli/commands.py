@@ -27,6 +27,7 @@ from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.screen import Screen
 from pipeline.cli.state import state
 from pipeline.cli.tail import tail
+from pipeline.cli.verifying import verify
 from pipeline.errors import DecodingError, InputError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.lifecycle import JobState
@@ -55,7 +56,7 @@ def celeriac() -> None:
     """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
 
 
-for _group in (tail, state, readers, dead_letters):
+for _group in (tail, state, readers, dead_letters, verify):
     celeriac.add_command(_group)
 
 
