@@ -11,6 +11,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
+from pipeline.losses import HINT, LOST
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
@@ -102,6 +103,8 @@ class JobStore:
                 raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
             case -1:
                 raise StaleTerm(f"this leader no longer leads job {job!r}")
+            case -2:
+                raise JobStateError(f"job {job!r} has halted: {LOST}", hint=HINT)
             case 0:
                 raise JobStateError(f"job {job!r} is {answer[1].decode()}; it cannot become {to.value}")
 
@@ -252,6 +255,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
+            losses=tuple(text.get("lost", "").splitlines()),
+            accepted=tuple(text.get("accepted", "").splitlines()),
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error
@@ -279,7 +284,7 @@ def _partition(
         queued=int(queued),
         closed=bool(number["closed"]),
         done=bool(number["done"]),
-        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped")},
+        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped", "head")},
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipeline.codec import read_timer_member, state_field
-from pipeline.errors import UnknownJob
 from pipeline.keying import GROUPS, group_of
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
@@ -15,6 +14,7 @@ from pipeline.records import MAX_TIME, MIN_TIME, Timer
 from pipeline.store import keys
 from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
+from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 
 MOST_TRIED: Final = 10
@@ -46,6 +46,7 @@ class Acquired:
     published: sink -> records in parts of a rotating sink that are in its folder.
     attempts: how often the record at the position has failed. tried: when and how, the last times.
     skipped: records that failed and were dropped so far.
+    restored_end: the place behind the last entry that was there when the server began; None if the job was made on it.
     """
 
     position: Position
@@ -60,6 +61,7 @@ class Acquired:
     attempts: int = 0
     tried: tuple[str, ...] = ()
     skipped: int = 0
+    restored_end: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Ownership:
         names = [keys.workers(self.job), keys.job(self.job), keys.control(self.job)]
         answer = self.scripts.run("heartbeat", names, [self.worker, self.incarnation, report])
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {self.job!r}")
+            raise unknown_job(self.job)
         if answer[0] == -1:
             return None
         return Pulse(JobState(answer[1].decode()), answer[2].decode())
@@ -160,6 +162,7 @@ class Ownership:
             attempts=attempts,
             tried=tried,
             skipped=int(meta.get("skipped", 0)),
+            restored_end=Position(meta["restored_end"]) if "restored_end" in meta else None,
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:

@@ -14,13 +14,15 @@ from pipeline.errors import (
     EncodingError,
     InboxClosed,
     InboxFull,
+    JobRestored,
     StaleSender,
     StoreError,
     StoreFull,
-    UnknownJob,
+    TailLost,
     UnknownSender,
 )
 from pipeline.lifecycle import JobState
+from pipeline.losses import HINT, LOST, count_of
 from pipeline.plan import Plan
 from pipeline.records import Batch
 from pipeline.store import ids as own_ids
@@ -28,6 +30,7 @@ from pipeline.store import keys
 from pipeline.store.connection import connect, translated
 from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import Known, LossStore, unknown_job
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 
@@ -89,9 +92,14 @@ class Feed:
             lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"])
         )
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
         if answer[0] == -3:
             raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
+        if answer[0] == -6:
+            raise JobRestored(
+                f"the job {job!r} goes on under another generation since writes were lost and that was accepted",
+                hint="open it anew",
+            )
         return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
 
     def visit(self, lanes: Sequence[Lane]) -> None:
@@ -104,7 +112,7 @@ class Feed:
         visitors = [lane.visitor for lane in lanes]
         answer = self._patience.through_outages(lambda: self._scripts.run("visit", names, visitors))
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
 
     def tell_wait(self, text: str) -> None:
         """Has the job's status say what this source waits for; with no text it waits no more.
@@ -116,7 +124,7 @@ class Feed:
             lambda: self._scripts.run("waits", [keys.job(job)], [self._address.source, text[:WAIT_CHARACTERS]])
         )
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
 
     def takes_input(self) -> bool:
         """Whether new records may be appended now. Raises UnknownJob, StoreUnavailable, StoreError."""
@@ -157,12 +165,9 @@ class Feed:
             lambda: self._scripts.run("complete", [keys.job(job), keys.senders(job)], [source, splits])
         )
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
         if answer[0] == -6:
             raise StoreError(f"source {source!r} has {answer[1]} finished splits, not {splits}")
-
-    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
-        return self._patience.through_outages(lambda: self._scripts.run(script, names, args))
 
 
 class Lane:
@@ -178,11 +183,13 @@ class Lane:
         patience: Patience,
     ) -> None:
         self._scripts = scripts
+        self._server = scripts.server
         self._patience = patience
         self._address = address
         self._limits = plan.limits
         self._memory = own_ids.Memory.of(plan.source(address.source))
-        self._id, self._epoch, partition, self.taken, self.finished, stored = registration
+        self._id, self._epoch, partition, self.taken, self.finished, stored, run = registration
+        self._run_of_job: str = run.decode()
         number, _, position = stored.partition(b" ")
         self.position = msgspec.json.decode(position) if position else None
         """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
@@ -216,7 +223,8 @@ class Lane:
         It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
         Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),
-        InboxClosed, StaleSender, UnknownSender, UnknownJob, StoreError for a gap.
+        InboxClosed, StaleSender, UnknownSender, UnknownJob; TailLost when the job has less than it had acknowledged, and
+        JobRestored when it goes on without that under another generation.
         """
         if first > self.taken + 1:
             raise StoreError(f"sender {self.name!r}: number {first} would leave a gap behind {self.taken}")
@@ -287,9 +295,7 @@ class Lane:
         """Says that the split has exactly `count` records. Idempotent. Raises StoreError if it has not."""
         job = self._address.job
         names = [self._log, keys.senders(job), keys.job(job)]
-        answer = self._patience.through_outages(
-            lambda: self._scripts.run("finish", names, [self._id, count, self._address.source])
-        )
+        answer = self._run("finish", names, [self._id, count, self._address.source])
         if answer[0] != 1:
             raise self._refusal(answer[0], answer[1] if len(answer) > 1 else 0)
 
@@ -301,13 +307,70 @@ class Lane:
         job = self._address.job
         names = [self._log, keys.senders(job), keys.job(job), keys.visitors(job)]
         args = [self.name, self._id, self._epoch, self.visitor]
-        answer = self._patience.through_outages(lambda: self._scripts.run("leave", names, args))
+        answer = self._run("leave", names, args)
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
         return bool(answer[0])
 
     def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
-        return self._patience.through_outages(lambda: self._scripts.run(script, names, args))
+        def call() -> list[Any]:
+            # Also when the call before has met the other server: nothing is sent until it is known what that one has.
+            if self._scripts.server != self._server:
+                self._compare()
+            return self._scripts.run(script, names, args)
+
+        return self._patience.through_outages(call)
+
+    def _compare(self) -> None:
+        """Another run of the server answers. Raises TailLost when it has less than it had acknowledged, JobRestored."""
+        losses = LossStore(self._scripts, self._address.job)
+        server, generation = self._scripts.server, self._run_of_job.partition(".")[2]
+        known = losses.known(self.name.removeprefix(generation + "/"), self._id, self._log)
+        self._check_generation(known)
+        if known.last < self.taken or (known.last >= 0 and known.epoch < self._epoch):
+            raise self._tail_lost(losses, known)
+        self._server = server
+
+    def _check_generation(self, known: Known) -> None:
+        job, mine = self._address.job, self._run_of_job.split(".")
+        if known.made_at != mine[0]:
+            raise unknown_job(job)
+        if known.generation != int(mine[1]):
+            survived = min(self.taken, max(0, known.last))
+            raise JobRestored(
+                f"the job {job!r} goes on under generation {known.generation} since writes were lost and that was"
+                f" accepted: sender {self.name!r} had {count_of(self.taken)} acknowledged, and the job has"
+                f" {survived:,} of them",
+                hint="send again what did not survive, with a new producer",
+                acknowledged=self.taken,
+                survived=survived,
+            )
+
+    def _tail_lost(self, losses: LossStore, known: Known) -> TailLost:
+        found = max(0, known.last)
+        what = f"source {self._address.source!r}: sender {self.name} had acknowledged up to {self.taken:,}"
+        line = f"{what}, Redis has {found:,} ({count_of(max(0, self.taken - found))})"
+        if known.last < 0 or known.epoch < self._epoch:
+            line += ", and it has forgotten that this sender registered"
+        error = TailLost(f"{LOST}: {line}", hint=HINT)
+        try:
+            losses.report(self._run_of_job, [line])
+        except StoreError as other:
+            logger.warning("the job could not be told of its loss: job=%s: %s", self._address.job, other)
+        return error
+
+    def _left_behind(self, code: int, last: int) -> StoreError:
+        """For a number that does not follow, or an epoch that is over: whether the job was restored, or has lost some."""
+        losses = LossStore(self._scripts, self._address.job)
+        generation = self._run_of_job.partition(".")[2]
+        try:
+            known = losses.known(self.name.removeprefix(generation + "/"), self._id, self._log)
+            self._check_generation(known)
+        except StoreError as error:
+            return error
+        if code == -6:
+            return self._tail_lost(losses, Known(known.made_at, known.generation, last, known.epoch))
+        return StaleSender(f"a newer instance of sender {self.name!r} has registered; this one must stop")
 
     def _refusal(self, code: int, last: int) -> StoreError:
         job = self._address.job
@@ -317,15 +380,13 @@ class Lane:
                     f"sender {self.name!r} is not registered with job {job!r}", hint="register it anew"
                 )
             case -2:
-                return StaleSender(f"a newer instance of sender {self.name!r} has registered; this one must stop")
+                return self._left_behind(code, last)
             case -3:
                 return InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
             case -5:
-                return UnknownJob(f"there is no job {job!r}", hint="it was removed, or Redis lost it")
+                return unknown_job(job)
             case _:
-                return StoreError(
-                    f"sender {self.name!r}: the job has its numbers up to {last}, and others do not follow"
-                )
+                return self._left_behind(-6, last)
 
 
 def encode_faulty(batch: Batch, record_bytes: int, place: Callable[[int], str] = _no_place) -> bytes:
