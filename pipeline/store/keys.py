@@ -137,7 +137,7 @@ def out(job: str, sink: str) -> str:
 
 
 def out_meta(job: str, sink: str) -> str:
-    """Hash: head and readers' positions of an output stream; the counterpart of `meta`."""
+    """Hash: head, restored_end and readers' positions of an output stream; the counterpart of `meta`."""
     return f"{of_job(job)}:outmeta:{sink}"
 
 

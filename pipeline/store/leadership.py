@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import StaleTerm
-from pipeline.plan import Plan
+from pipeline.plan import Plan, stream_names
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -134,8 +134,10 @@ class Leadership:
         Each partition keeps where it stood then. False when it was done before. Raises StaleTerm.
         """
         names = [keys.leader(job), keys.job(job), keys.assignment(job), keys.control(job)]
-        names += [keys.meta(job, *place) for place in plan.partitions()]
-        return self._answer(job, self._scripts.run("adopt", names, [token])) == 1
+        places = plan.partitions()
+        names += [keys.meta(job, *place) for place in places]
+        names += [keys.out_meta(job, stream) for stream in stream_names(plan)]
+        return self._answer(job, self._scripts.run("adopt", names, [token, len(places)])) == 1
 
     def _answer(self, job: str, answer: list[int]) -> int:
         if answer[0] == -1:

@@ -9,7 +9,7 @@ from typing import Final
 from pipeline.errors import JobStateError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.lifecycle import JobState
-from pipeline.plan import Plan
+from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
 from pipeline.store.scripts import Scripts
@@ -80,8 +80,10 @@ class LossStore:
         names += [keys.senders(job), keys.visitors(job)]
         places = plan.partitions()
         names += [keys.meta(job, *place) for place in places]
+        streams = stream_names(plan)
+        names += [keys.out_meta(job, stream) for stream in streams]
         names += [keys.log(job, *place) for place in _entries(plan)]
-        answer = self._scripts.run("accept", names, [record.generation, len(places)])
+        answer = self._scripts.run("accept", names, [record.generation, len(places), len(streams)])
         match answer[0]:
             case 1:
                 return JobState(answer[2].decode())

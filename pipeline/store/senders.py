@@ -203,6 +203,7 @@ class Lane:
             keys.job(job),
         ]
         self.name = name
+        self._plain_name = name.partition("/")[2]
         self.visitor = f"{stage}.{partition} {self._id} {name}"
         """What it is among the visitors, if it is one."""
 
@@ -321,11 +322,17 @@ class Lane:
 
         return self._patience.through_outages(call)
 
+    def outcome(self) -> tuple[int, int]:
+        """Records that this sender had acknowledged, and how many of them a restored job has. Raises StoreError."""
+        losses = LossStore(self._scripts, self._address.job)
+        known = losses.known(self._plain_name, self._id, self._log)
+        return self.taken, min(self.taken, max(0, known.last))
+
     def _compare(self) -> None:
         """Another run of the server answers. Raises TailLost when it has less than it had acknowledged, JobRestored."""
         losses = LossStore(self._scripts, self._address.job)
-        server, generation = self._scripts.server, self._run_of_job.partition(".")[2]
-        known = losses.known(self.name.removeprefix(generation + "/"), self._id, self._log)
+        server = self._scripts.server
+        known = losses.known(self._plain_name, self._id, self._log)
         self._check_generation(known)
         if known.last < self.taken or (known.last >= 0 and known.epoch < self._epoch):
             raise self._tail_lost(losses, known)
@@ -354,7 +361,7 @@ class Lane:
             line += ", and it has forgotten that this sender registered"
         error = TailLost(f"{LOST}: {line}", hint=HINT)
         try:
-            losses.report(self._run_of_job, [line])
+            self._patience.through_outages(lambda: [losses.report(self._run_of_job, [line])])
         except StoreError as other:
             logger.warning("the job could not be told of its loss: job=%s: %s", self._address.job, other)
         return error
@@ -362,9 +369,8 @@ class Lane:
     def _left_behind(self, code: int, last: int) -> StoreError:
         """For a number that does not follow, or an epoch that is over: whether the job was restored, or has lost some."""
         losses = LossStore(self._scripts, self._address.job)
-        generation = self._run_of_job.partition(".")[2]
         try:
-            known = losses.known(self.name.removeprefix(generation + "/"), self._id, self._log)
+            known = losses.known(self._plain_name, self._id, self._log)
             self._check_generation(known)
         except StoreError as error:
             return error

@@ -108,7 +108,7 @@ def test_nothing_is_placed_while_no_worker_lives() -> None:
 
 
 def test_a_new_job_is_spread_evenly_over_workers_and_stages() -> None:
-    facts = a_job([a_partition(s, p) for s in range(2) for p in range(3)], [a_worker("w2"), a_worker("w1")])
+    facts = a_job([a_partition(s, p, term=0) for s in range(2) for p in range(3)], [a_worker("w2"), a_worker("w1")])
 
     moves = decided(facts)
 
@@ -117,7 +117,7 @@ def test_a_new_job_is_spread_evenly_over_workers_and_stages() -> None:
         ("w1", 0): 2,
         ("w1", 1): 1,
     }
-    assert {(move.term, move.is_unclean, move.why) for move in moves} == {(4, False, Why.FIRST)}
+    assert {(move.term, move.is_unclean, move.why) for move in moves} == {(1, False, Why.FIRST)}
 
 
 def test_what_lives_and_is_level_stays() -> None:

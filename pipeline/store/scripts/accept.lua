@@ -1,7 +1,7 @@
 -- A job that has halted since writes were lost goes on without them, under the next generation. Every ownership, lease and
 -- sender of the one before ends; senders keep their numbers and positions under their new names.
--- KEYS: job, control, leader, assignment, senders, visitors, number of partitions as ARGV says: their metas, then the logs of
---   the entry partitions    ARGV: generation that is accepted, number of partitions
+-- KEYS: job, control, leader, assignment, senders, visitors, then the metas of the partitions, then of the outputs, then the
+--   logs of the entry partitions    ARGV: generation that is accepted, number of partitions, number of outputs
 -- Returns {1, generation, state}, {0} nothing was lost, {-2} another generation, {-3, state} it works, or is finished,
 --   {-5} no such job
 local job, leader, senders, visitors = KEYS[1], KEYS[3], KEYS[5], KEYS[6]
@@ -10,9 +10,10 @@ if not j[1] then return {-5} end
 if j[2] ~= ARGV[1] then return {-2} end
 if not j[4] then return {0} end
 if j[1] ~= 'failed' and j[1] ~= 'cancelled' then return {-3, j[1]} end
-local metas, logs, last = {}, {}, 6 + tonumber(ARGV[2])
+local metas, outs, logs = {}, {}, {}
 for i = 7, #KEYS do
-  if i <= last then metas[#metas + 1] = KEYS[i] else logs[#logs + 1] = KEYS[i] end
+  local at = i <= 6 + tonumber(ARGV[2]) and metas or i <= 6 + tonumber(ARGV[2]) + tonumber(ARGV[3]) and outs or logs
+  at[#at + 1] = KEYS[i]
 end
 local generation = int(tonumber(j[2]) + 1)
 local time = now(leader)
@@ -35,7 +36,7 @@ local visits = call('ZRANGE', visitors, 0, -1, 'WITHSCORES')
 
 if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[2]) end
 call('HDEL', job, 'lost', 'halted', 'reason')
-end_ownerships(metas, KEYS[4], elapsed)
+end_ownerships(metas, outs, KEYS[4], elapsed)
 call('HDEL', leader, 'token', 'until')
 for _, sender in ipairs(named) do
   call('HDEL', senders, sender[1])

@@ -173,8 +173,13 @@ end
 
 -- Ends every ownership of a job's partitions, and notes where each one stands now. The next term is greater than any that
 -- was ever given, also by a server that has forgotten it: terms become the milliseconds since the job was made.
-local function end_ownerships(metas, assignment, elapsed)
-  local found = {}
+-- `outs`: metas of the output streams, which keep where they ended as well.
+local function end_ownerships(metas, outs, assignment, elapsed)
+  local found, ends = {}, {}
+  for i, out in ipairs(outs) do
+    local m = call('HMGET', out, 'head', 'sub')
+    ends[i] = int(tonumber(m[1] or 0) + 1) .. '-' .. (m[2] or '0')
+  end
   for i, meta in ipairs(metas) do found[i] = call('HMGET', meta, 'term', 'pos', 'rec', 'head', 'sub') end
   call('DEL', assignment)
   for i, meta in ipairs(metas) do
@@ -183,4 +188,5 @@ local function end_ownerships(metas, assignment, elapsed)
     call('HSET', meta, 'term', int(math.max(tonumber(m[1] or 0), elapsed)), 'restored', m[2] .. '/' .. m[3],
       'restored_end', int(tonumber(m[4]) + 1) .. '-' .. m[5])
   end
+  for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end
 end
