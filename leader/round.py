@@ -203,6 +203,7 @@ class Round:
             logger.warning("%s: %s%s", f"left alone: job={job}" if job else "no round", error, hint)
 
     def _drop_all_but(self, jobs: Sequence[str]) -> None:
-        for known in (self._terms, self._ended_due, self._removals, self._faults, *self._remembered):
+        tables: list[dict[str, Any]] = [self._terms, self._ended_due, self._removals, self._faults]
+        for known in [*tables, *self._remembered]:
             for job in [job for job in known if job and job not in jobs]:
                 del known[job]

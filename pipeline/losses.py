@@ -1,4 +1,4 @@
-"""What it looks like when Redis comes back without its last writes, to those who remember more. Pure: compares and words.
+"""How those who remember more see that Redis came back without its last writes. Pure: compares, and words it.
 
 Within one generation of a job positions, heads and counts only grow. Whoever has seen more than Redis has now has seen
 writes that are lost.

@@ -22,8 +22,8 @@ class Pulse(threading.Thread):
     """Beats every INTERVAL_SECONDS, and calls `on_control` as soon as the control stream has grown.
 
     `on_end` is called once when this process must end: its job is gone, or a newer incarnation has its name.
-    `guard` is called at each beat, also while Redis is away. `compare` is called once for each run of the server, before
-    the first heartbeat there, which says so: the job goes on when all have compared.
+    `guard` is called at each beat, also while Redis is away. `compare` is called once for each run of the server,
+    before the first heartbeat there, which says so: the job goes on when all have compared.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class Restarts:
         return {"adopted": 1}
 
     def _compare(self, facts: JobFacts) -> int:
-        """How many things this leader has seen that are lost; the job has halted if there are any. Raises StoreError."""
+        """How many things this leader has seen that are lost; if there are any, the job halts. Raises StoreError."""
         job = facts.record.job
         before = self._memory.seen.get(job)
         lines = losses_since(before, facts, "the leader") if before is not None else []

@@ -128,16 +128,16 @@ class Follower:
                 if now - facts_at >= FACTS_SECONDS:
                     facts_at = now
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
-                    if facts is not None and not self._has_lost(facts):
+                    if facts is not None and not self._has_lost(facts) and self._has_heard_all(facts, now):
                         self._note(facts, history)
                         self._look_at_memory(now, facts)
-                        if facts.record.state not in WORKING and self._has_heard_all(facts, now):
+                        if facts.record.state not in WORKING:
                             return facts
                 if not printed:
                     time.sleep(ROUND_SECONDS)
 
     def _has_lost(self, facts: JobFacts) -> bool:
-        """Whether this process has seen more than Redis has now; then the job has halted, and the next look shows it."""
+        """Whether this process has seen more than Redis has now; then the job halts, and the next look shows it."""
         lines = losses_since(self._seen, facts, "the run") if self._seen is not None else []
         if not lines:
             self._seen = facts

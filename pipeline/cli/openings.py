@@ -57,7 +57,8 @@ def open_job(
         )
     if accepts_loss and not record.losses:
         raise JobStateError(
-            f"nothing is known to be lost of the job {job!r}", hint="leave --accept-loss out: it is for after a loss only"
+            f"nothing is known to be lost of the job {job!r}",
+            hint="leave --accept-loss out: it is for after a loss only",
         )
     _refuse_while_alive(store, record, check)
     if accepts_loss:

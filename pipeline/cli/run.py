@@ -333,8 +333,8 @@ class Run:
         if not self.can_go_on:
             return "run it again: this Redis was a temporary one"
         return (
-            f"bring Redis back with these writes, or run it again with --job-id {self.job} --accept-loss to go on without"
-            " them; docs/operations.md says what that means"
+            f"bring Redis back with these writes, or run it again with --job-id {self.job} --accept-loss to go on"
+            " without them; docs/operations.md says what that means"
         )
 
     def _show_logs(self) -> None:

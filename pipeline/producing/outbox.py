@@ -255,10 +255,10 @@ class Outbox:
     def _restored(self, error: JobRestored) -> StoreError:
         """The error for the whole producer: what all of its lanes had, and still have."""
         try:
-            outcomes = [queue.lane.outcome() for queue in self._queues]
+            has = sum(queue.lane.survived() for queue in self._queues)
         except StoreError:
             return error
-        had, has = sum(one for one, _ in outcomes), sum(two for _, two in outcomes)
+        had = sum(queue.lane.taken for queue in self._queues)
         text = f"this producer had {count_of(had)} acknowledged, and the job has {has:,} of them"
         return JobRestored(f"{str(error).partition(': sender ')[0]}: {text}", error.hint, had, has)
 

@@ -40,7 +40,7 @@ class SqlEffect:
         self._checked: NestedTransaction | None = None
 
     def begin(self, owner: Owner, at: Position, given: Mapping[str, int]) -> Bound | None:
-        """The position of the database, while it is ahead of Redis. Raises SinkAhead when Redis has lost writes."""
+        """The position of the database, while it is ahead of Redis. Raises SinkAhead when writes were lost there."""
         self._take_back()
         if self._stand is None:
             self._open(owner, at)
@@ -48,7 +48,7 @@ class SqlEffect:
         self._is_behind = at.order < self._stand.end.order
         if not self._is_behind:
             return None
-        # Behind the step that was under way, or behind entries that nobody has any more: those rows are of other records.
+        # Behind the last step there, or behind entries that nobody has any more: those rows are of other records.
         end = owner.restored_end
         if at.order < self._stand.start.order or (end is not None and self._stand.end.order > end.order):
             raise SinkAhead(

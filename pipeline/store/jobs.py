@@ -25,8 +25,8 @@ from pipeline.store.scripts import Scripts
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
 NO_JOB: Final = (
-    "celeriac list shows the jobs; one that was there before was removed, or this Redis was emptied or came back without"
-    " its data"
+    "celeriac list shows the jobs; one that was there before was removed, or this Redis was emptied or came back"
+    " without its data"
 )
 
 _TAKEOVERS: Final = 10
@@ -294,7 +294,10 @@ def _partition(
         queued=int(queued),
         closed=bool(number["closed"]),
         done=bool(number["done"]),
-        **{name: number[name] for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped", "head")},
+        **{
+            name: number[name]
+            for name in ("taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped", "head")
+        },
     )
 
 

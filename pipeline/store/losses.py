@@ -107,8 +107,9 @@ def read_position(text: str) -> Position:
 def unknown_job(job: str) -> UnknownJob:
     """For somebody who has worked at the job: it is not there any more."""
     return UnknownJob(
-        f"this Redis no longer knows job {job!r}: it was removed, or the server was emptied or came back without its data",
-        hint="nobody makes it again by itself; if it was not removed, restore the data of Redis, or run it as a new job",
+        f"this Redis no longer knows job {job!r}: it was removed, or the server was emptied or came back without its"
+        " data",
+        hint="nobody makes it again by itself: bring the data of Redis back, or run it as a new job",
     )
 
 

@@ -18,6 +18,7 @@ from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.scripts import Scripts
+from pipeline.store.standing import restored
 
 LONGEST_WAIT_MS: Final = 5_000
 """Below the time after which the client takes a silent server for dead."""
@@ -131,8 +132,7 @@ class OutputReader:
         line = f"output {self._sink!r}: {who} had read up to result {had:,}, Redis has {has:,} ({count_of(had - has)})"
         if run != self._run:
             return JobRestored(
-                f"the job {self._job!r} goes on under generation {run.partition('.')[2]} since writes were lost and that"
-                f" was accepted: {line}",
+                f"{restored(self._job, run.partition('.')[2])}: {line}",
                 hint=f"the numbers behind {has:,} are given again, to other results: read anew from there",
             )
         LossStore(self._scripts, self._job).report(run, [line])

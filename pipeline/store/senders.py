@@ -15,14 +15,11 @@ from pipeline.errors import (
     InboxClosed,
     InboxFull,
     JobRestored,
-    StaleSender,
     StoreError,
     StoreFull,
-    TailLost,
     UnknownSender,
 )
 from pipeline.lifecycle import JobState
-from pipeline.losses import HINT, LOST, count_of
 from pipeline.plan import Plan
 from pipeline.records import Batch
 from pipeline.store import ids as own_ids
@@ -30,9 +27,10 @@ from pipeline.store import keys
 from pipeline.store.connection import connect, translated
 from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
-from pipeline.store.losses import Known, LossStore, unknown_job
+from pipeline.store.losses import unknown_job
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
+from pipeline.store.standing import Sender, Standing, restored
 
 logger = logging.getLogger(__name__)
 
@@ -88,19 +86,21 @@ class Feed:
         name = f"{self._generation}/{self._address.source}/{split}"
         names = [keys.senders(job), keys.job(job)]
         names += [keys.log(job, stage.index, number) for number in range(stage.partitions)]
-        answer = self._patience.through_outages(
-            lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"])
-        )
-        if answer[0] == -5:
-            raise unknown_job(job)
-        if answer[0] == -3:
-            raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
-        if answer[0] == -6:
-            raise JobRestored(
-                f"the job {job!r} goes on under another generation since writes were lost and that was accepted",
-                hint="open it anew",
+
+        def register() -> list[Any]:
+            answer = self._patience.through_outages(
+                lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"])
             )
-        return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
+            match answer[0]:
+                case -5:
+                    raise unknown_job(job)
+                case -3:
+                    raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
+                case -6:
+                    raise JobRestored(restored(job, "another number"), hint="open it anew")
+            return answer[1:]
+
+        return Lane(self._scripts, self._address, self._plan, name, register, self._patience)
 
     def visit(self, lanes: Sequence[Lane]) -> None:
         """Says that these lanes, which will not come back under their names, are still there.
@@ -179,22 +179,30 @@ class Lane:
         address: FeedAddress,
         plan: Plan,
         name: str,
-        registration: list[Any],
+        register: Callable[[], list[Any]],
         patience: Patience,
     ) -> None:
+        """Registers. Raises what `register` does."""
         self._scripts = scripts
-        self._server = scripts.server
         self._patience = patience
         self._address = address
         self._limits = plan.limits
         self._memory = own_ids.Memory.of(plan.source(address.source))
+        self._plan = plan
+        self.name = name
+        self._register = register
+        self._enter(register())
+
+    def _enter(self, registration: list[Any]) -> None:
+        """Begins from what the job has said of this sender."""
+        self._server = self._scripts.server
         self._id, self._epoch, partition, self.taken, self.finished, stored, run = registration
-        self._run_of_job: str = run.decode()
         number, _, position = stored.partition(b" ")
         self.position = msgspec.json.decode(position) if position else None
         """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
         self.position_at = int(number or 0)
-        job, stage = address.job, plan.entry_stage(address.source).index
+        job, source = self._address.job, self._address.source
+        stage = self._plan.entry_stage(source).index
         self._log = keys.log(job, stage, partition)
         self._keys = [
             keys.inbox(job, stage, partition),
@@ -202,10 +210,10 @@ class Lane:
             self._log,
             keys.job(job),
         ]
-        self.name = name
-        self._plain_name = name.partition("/")[2]
-        self.visitor = f"{stage}.{partition} {self._id} {name}"
+        self.visitor = f"{stage}.{partition} {self._id} {self.name}"
         """What it is among the visitors, if it is one."""
+        sender = Sender(job, run.decode(), source, self.name, self._id, self._epoch, self._log)
+        self._standing = Standing(self._scripts, sender, self._patience)
 
     def append(
         self,
@@ -224,8 +232,8 @@ class Lane:
         It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
         Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),
-        InboxClosed, StaleSender, UnknownSender, UnknownJob; TailLost when the job has less than it had acknowledged, and
-        JobRestored when it goes on without that under another generation.
+        InboxClosed, StaleSender, UnknownSender, UnknownJob; TailLost when the job has less than it had acknowledged,
+        and JobRestored when it goes on without that under another generation.
         """
         if first > self.taken + 1:
             raise StoreError(f"sender {self.name!r}: number {first} would leave a gap behind {self.taken}")
@@ -249,9 +257,7 @@ class Lane:
 
     def _send(self, first: int, count: int, payload: bytes, ids: Sequence[str | None], position: Any) -> None:
         id_keys, id_args = own_ids.arguments(self._address.job, self._address.source, ids, self._memory)
-        args = [
-            self._id,
-            self._epoch,
+        rest = [
             first,
             count,
             payload,
@@ -263,7 +269,7 @@ class Lane:
         ]
         full_since: float | None = None
         while True:
-            code, last = self._answer([*self._keys, *id_keys], args)
+            code, last = self._answer(id_keys, rest)
             if code == -4:
                 full_since = full_since if full_since is not None else self._patience.clock()
                 self._wait_while_full(full_since)
@@ -275,10 +281,10 @@ class Lane:
                 return
             raise self._refusal(code, last)
 
-    def _answer(self, names: list[str], args: list[Any]) -> tuple[int, int]:
+    def _answer(self, id_keys: list[str], rest: list[Any]) -> tuple[int, int]:
         """The script's answer; a Redis without memory counts as a full inbox."""
         try:
-            code, last = self._run("append", names, args)
+            code, last = self._run("append", lambda: ([*self._keys, *id_keys], [self._id, self._epoch, *rest]))
         except StoreFull:
             return -4, self.taken
         return code, last
@@ -295,8 +301,10 @@ class Lane:
     def finish(self, count: int) -> None:
         """Says that the split has exactly `count` records. Idempotent. Raises StoreError if it has not."""
         job = self._address.job
-        names = [self._log, keys.senders(job), keys.job(job)]
-        answer = self._run("finish", names, [self._id, count, self._address.source])
+        answer = self._run(
+            "finish",
+            lambda: ([self._log, keys.senders(job), keys.job(job)], [self._id, count, self._address.source]),
+        )
         if answer[0] != 1:
             raise self._refusal(answer[0], answer[1] if len(answer) > 1 else 0)
 
@@ -306,77 +314,38 @@ class Lane:
         Only for a sender of a name that is never used again: whatever it sends later is refused. Raises UnknownJob.
         """
         job = self._address.job
-        names = [self._log, keys.senders(job), keys.job(job), keys.visitors(job)]
-        args = [self.name, self._id, self._epoch, self.visitor]
-        answer = self._run("leave", names, args)
+        answer = self._run(
+            "leave",
+            lambda: (
+                [self._log, keys.senders(job), keys.job(job), keys.visitors(job)],
+                [self.name, self._id, self._epoch, self.visitor],
+            ),
+        )
         if answer[0] == -5:
             raise unknown_job(job)
         return bool(answer[0])
 
-    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
+    def _run(self, script: str, make: Callable[[], tuple[list[str], list[Any]]]) -> list[Any]:
+        """`make` gives KEYS and ARGV of what this sender is registered as at the moment of the call."""
+
         def call() -> list[Any]:
             # Also when the call before has met the other server: nothing is sent until it is known what that one has.
             if self._scripts.server != self._server:
                 self._compare()
-            return self._scripts.run(script, names, args)
+            return self._scripts.run(script, *make())
 
         return self._patience.through_outages(call)
 
-    def outcome(self) -> tuple[int, int]:
-        """Records that this sender had acknowledged, and how many of them a restored job has. Raises StoreError."""
-        losses = LossStore(self._scripts, self._address.job)
-        known = losses.known(self._plain_name, self._id, self._log)
-        return self.taken, min(self.taken, max(0, known.last))
+    def survived(self) -> int:
+        """How many records that were acknowledged the job has, whatever its generation. Raises StoreError."""
+        return self._standing.survived(self.taken)
 
     def _compare(self) -> None:
-        """Another run of the server answers. Raises TailLost when it has less than it had acknowledged, JobRestored."""
-        losses = LossStore(self._scripts, self._address.job)
+        """Another run of the server answers. Raises TailLost, JobRestored unless it has all that was acknowledged."""
         server = self._scripts.server
-        known = losses.known(self._plain_name, self._id, self._log)
-        self._check_generation(known)
-        if known.last < self.taken or (known.last >= 0 and known.epoch < self._epoch):
-            raise self._tail_lost(losses, known)
+        if not self._standing.compare(self.taken):
+            self._enter(self._register())  # that it had registered is lost, and nothing else
         self._server = server
-
-    def _check_generation(self, known: Known) -> None:
-        job, mine = self._address.job, self._run_of_job.split(".")
-        if known.made_at != mine[0]:
-            raise unknown_job(job)
-        if known.generation != int(mine[1]):
-            survived = min(self.taken, max(0, known.last))
-            raise JobRestored(
-                f"the job {job!r} goes on under generation {known.generation} since writes were lost and that was"
-                f" accepted: sender {self.name!r} had {count_of(self.taken)} acknowledged, and the job has"
-                f" {survived:,} of them",
-                hint="send again what did not survive, with a new producer",
-                acknowledged=self.taken,
-                survived=survived,
-            )
-
-    def _tail_lost(self, losses: LossStore, known: Known) -> TailLost:
-        found = max(0, known.last)
-        what = f"source {self._address.source!r}: sender {self.name} had acknowledged up to {self.taken:,}"
-        line = f"{what}, Redis has {found:,} ({count_of(max(0, self.taken - found))})"
-        if known.last < 0 or known.epoch < self._epoch:
-            line += ", and it has forgotten that this sender registered"
-        error = TailLost(f"{LOST}: {line}", hint=HINT)
-        try:
-            self._patience.through_outages(lambda: [losses.report(self._run_of_job, [line])])
-        except StoreError as other:
-            logger.warning("the job could not be told of its loss: job=%s: %s", self._address.job, other)
-        return error
-
-    def _left_behind(self, code: int, last: int) -> StoreError:
-        """For a number that does not follow, or an epoch that is over: whether the job was restored, or has lost some."""
-        losses = LossStore(self._scripts, self._address.job)
-        try:
-            known = losses.known(self._plain_name, self._id, self._log)
-            self._check_generation(known)
-        except StoreError as error:
-            return error
-        if code == -6:
-            return self._tail_lost(losses, Known(known.made_at, known.generation, last, known.epoch))
-        return StaleSender(f"a newer instance of sender {self.name!r} has registered; this one must stop")
 
     def _refusal(self, code: int, last: int) -> StoreError:
         job = self._address.job
@@ -386,13 +355,13 @@ class Lane:
                     f"sender {self.name!r} is not registered with job {job!r}", hint="register it anew"
                 )
             case -2:
-                return self._left_behind(code, last)
+                return self._standing.refusal(self.taken, None)
             case -3:
                 return InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
             case -5:
                 return unknown_job(job)
             case _:
-                return self._left_behind(-6, last)
+                return self._standing.refusal(self.taken, last)
 
 
 def encode_faulty(batch: Batch, record_bytes: int, place: Callable[[int], str] = _no_place) -> bytes:

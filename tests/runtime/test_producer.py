@@ -29,8 +29,8 @@ from pipeline.errors import (
     ProducerError,
     StaleSender,
     StoreError,
-    TailLost,
     StoreUnavailable,
+    TailLost,
     UnknownJob,
     UnknownSender,
 )

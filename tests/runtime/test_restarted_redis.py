@@ -1,4 +1,4 @@
-"""Redis comes back, with or without its last writes: old owners, leaders, senders and readers are refused or halt the job.
+"""Redis comes back, with or without its last writes: old owners, leaders and senders are refused, or the job halts.
 
 The append-only file of a real server is cut at a chosen point, so that old tokens and positions are there again.
 """
@@ -18,9 +18,10 @@ from leader.wiring import make_round
 from pipeline import Pipeline, read, write
 from pipeline.client import Client
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.errors import JobRestored, JobStateError, StoreRestarted, TailLost, UnknownJob
+from pipeline.errors import JobRestored, JobStateError, StaleTerm, StoreRestarted, TailLost, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.producer import Producer
+from pipeline.publishing import publish_job
 from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.leadership import Leadership
@@ -40,10 +41,14 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
         yield server
 
 
+def counted(_key: str, _value: str, count: int | None) -> tuple[int, int]:
+    return (count or 0) + 1, (count or 0) + 1
+
+
 def counts() -> Pipeline:
     flow = Pipeline("counts")
     words = flow.source(read.iterable(list), name="words").key_by(str, name="by_word")
-    words.stateful_map(lambda key, value, state: ((state or 0) + 1,) * 2, name="count").sink(write.stream("out"), name="out")
+    words.stateful_map(counted, name="count").sink(write.stream("out"), name="out")
     return flow
 
 
@@ -68,7 +73,7 @@ def job(server: EmbeddedRedis) -> Iterator[KilledJob]:
 
 
 def come_back(job: KilledJob, length: int | None = None) -> None:
-    """The server of the job is killed, and comes back without what it has written behind so many bytes, or with it all."""
+    """The job's server is killed, and comes back without what it has written behind so many bytes, or with it all."""
     server = job.server
     cutting.come_back_as_of(server, cutting.size(server) if length is None else length)
     for scripts in (job._scripts, *job.scripts.values()):
@@ -112,17 +117,15 @@ def test_an_owner_whose_token_the_cut_brought_back_is_refused_and_the_commit_tha
     assert job.meta((0, 0))["token"] == row.token  # the zombie's
     ends = [job.slice("w1", (0, 0)), job.slice("w1", (0, 0))]
 
-    assert SliceEnd.IDLE not in ends and SliceEnd.YIELDED not in ends
+    assert not {SliceEnd.IDLE, SliceEnd.YIELDED} & set(ends)
     assert job.workers["w1"].ownership.acquire(row) is None
     compare(job, "w2")
     assert job.jobs.state("j") is JobState.FAILED
-    assert losses(job) == (
-        "stage 0 partition 0: worker w2 had committed up to 4-0/0, Redis has 3-0/0 (1 record)",
-    )
+    assert losses(job) == ("stage 0 partition 0: worker w2 had committed up to 4-0/0, Redis has 3-0/0 (1 record)",)
 
 
-def test_no_token_from_before_a_restart_is_worth_anything_before_the_leader_has_adopted_it_nor_afterwards(
-    server: EmbeddedRedis, job: KilledJob
+def test_no_token_from_before_a_restart_is_worth_anything_whether_the_leader_has_adopted_it_or_not(
+    job: KilledJob,
 ) -> None:
     job.assign("w1")
     job.send(["a"])
@@ -187,7 +190,7 @@ def test_a_worker_compares_before_its_first_heartbeat_on_another_run_of_the_serv
 # The leader.
 
 
-def test_a_lease_from_before_a_restart_is_nobodys(server: EmbeddedRedis, job: KilledJob) -> None:
+def test_a_lease_from_before_a_restart_is_nobodys(job: KilledJob) -> None:
     come_back(job)
 
     lease = insist(lambda: Leadership(Scripts(job.client), "leader-2", "n2").hold("j", 600))
@@ -245,9 +248,7 @@ def test_the_leader_waits_for_owners_to_compare_and_then_goes_on_when_nothing_is
 # Senders.
 
 
-def test_a_sender_goes_on_when_nothing_is_lost_and_waits_until_the_server_is_adopted(
-    server: EmbeddedRedis, job: KilledJob
-) -> None:
+def test_a_sender_goes_on_when_nothing_is_lost_and_waits_until_the_server_is_adopted(job: KilledJob) -> None:
     lane = job.lane("a")
     lane.append(1, a_batch("a"))
     come_back(job)
@@ -276,9 +277,7 @@ def test_a_sender_that_was_acknowledged_more_halts_the_job_and_no_number_is_used
         lane.append(4, a_batch("d"))
 
     assert job.jobs.state("j") is JobState.FAILED
-    assert losses(job) == (
-        "source 'words': sender 0/words/a had acknowledged up to 3, Redis has 1 (2 records)",
-    )
+    assert losses(job) == ("source 'words': sender 0/words/a had acknowledged up to 3, Redis has 1 (2 records)",)
 
 
 def test_an_epoch_that_was_lost_is_noticed_though_no_record_was(server: EmbeddedRedis, job: KilledJob) -> None:
@@ -307,6 +306,24 @@ def test_a_sender_whose_id_was_given_to_another_meanwhile_does_not_write_in_its_
     with pytest.raises(TailLost, match="0/words/mine had acknowledged up to 1, Redis has 0"):
         mine.append(2, a_batch("y"))
     assert other._id == mine._id
+
+
+def test_a_sender_that_had_nothing_acknowledged_registers_again_and_goes_on(
+    server: EmbeddedRedis, job: KilledJob
+) -> None:
+    mark = size(server)
+    lane = job.lane("a")
+    come_back(job, mark)
+    job.adopt()
+    other = job.feed().lane("other")
+    assert other._id == lane._id
+
+    lane.append(1, a_batch("a"))
+
+    job.assign("w1")
+    job.run_until_idle()
+    assert (job.newest(), losses(job)) == ({"a": 1}, ())
+    assert (lane.taken, job.feed().lane("other").taken) == (1, 0)
 
 
 # Flushed.
@@ -407,8 +424,8 @@ def test_a_job_that_has_halted_goes_on_only_by_accepting_and_then_under_another_
     assert (told.value.acknowledged, told.value.survived) == (2, 1)
     with pytest.raises(JobRestored):
         job.feed().lane("new")
+    job.jobs.transition("j", JobState.CANCELLED)
     with pytest.raises(JobStateError, match="nothing is known to be lost"):
-        job.jobs.transition("j", JobState.CANCELLED)
         job.jobs.losses("j").accept(after)
 
 
@@ -464,19 +481,25 @@ def test_a_producer_of_the_old_generation_is_told_what_survived(server: Embedded
 def table_pipeline(path: Path, mode: str) -> Pipeline:
     flow = Pipeline("table")
     words = flow.source(read.iterable(list), name="words").key_by(str, name="by_word")
-    counted = words.stateful_map(lambda key, value, state: ((state or 0) + 1,) * 2, name="count")
+    rows = words.stateful_map(counted, name="count")
     key = {"key": "key"} if mode == "upsert" else {}
-    counted.sink(write.sql(f"sqlite:///{path}", "rows", mode=mode, **key), name="table")
+    rows.sink(write.sql(f"sqlite:///{path}", "rows", mode=mode, **key), name="table")
     return flow
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("insert", [("a", 1), ("b", 1), ("b", 1)]), ("upsert", [("a", 1), ("b", 1)])])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("insert", [("a", 1), ("b", 1), ("b", 1)]), ("upsert", [("a", 1), ("b", 1)])]
+)
 def test_a_database_that_is_ahead_halts_the_job_and_has_its_rows_twice_at_most_afterwards(
     server: EmbeddedRedis, tmp_path: Path, mode: str, expected: list[Any]
 ) -> None:
     path = tmp_path / "test.db"
     with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE rows (key TEXT PRIMARY KEY, value INT)" if mode == "upsert" else "CREATE TABLE rows (key TEXT, value INT)")
+        database.execute(
+            "CREATE TABLE rows (key TEXT PRIMARY KEY, value INT)"
+            if mode == "upsert"
+            else "CREATE TABLE rows (key TEXT, value INT)"
+        )
     with KilledJob(server, table_pipeline(path, mode)) as job:
         job.assign("w1")
         job.send(["a"])
@@ -506,3 +529,79 @@ def test_a_database_that_is_ahead_halts_the_job_and_has_its_rows_twice_at_most_a
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT key, value FROM rows WHERE key <> 'c' ORDER BY key").fetchall()
     assert rows == expected
+
+
+def test_rows_of_entries_that_are_lost_are_noticed_though_the_step_is_the_last_one(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """The commit that followed them may only have been lost; the entries, too, and others stand in their place."""
+    path = tmp_path / "test.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE rows (key TEXT, value INT)")
+    with KilledJob(server, table_pipeline(path, "insert")) as job:
+        mark = size(server)
+        job.assign("w1")
+        job.send(["a"])
+        job.run_until_idle()
+        job.workers.pop("w1").close()
+        job._lanes.clear()
+        come_back(job, mark)
+        job.adopt()
+        job.assign("w2")
+        job.send(["z"], split="z")
+        job.run_until_idle()
+
+        assert job.jobs.state("j") is JobState.FAILED
+        assert any("hold rows up to 2-0/0, Redis has 1-0/0 (1 record)" in line for line in losses(job))
+
+
+def test_a_part_that_holds_more_than_redis_knows_halts_the_job_and_is_kept_beside_its_records_afterwards(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    flow = Pipeline("parts")
+    flow.source(read.iterable(list), name="words").sink(write.text(tmp_path / "out", rotate_bytes=30), name="files")
+    with KilledJob(server, flow) as job:
+        job.assign("w1")
+        job.send([f"a{number:02}" for number in range(5)])
+        job.run_until_idle()
+        mark = size(server)
+        job.send([f"b{number:02}" for number in range(9)])
+        job.run_until_idle()
+        job.workers["w1"].slice(0, 0)
+        assert list((tmp_path / "out").glob("part-*"))
+        job.workers.pop("w1").close()
+        job._lanes.clear()
+        come_back(job, mark)
+        job.adopt()
+        job.assign("w2")
+
+        assert job.jobs.state("j") is JobState.FAILED
+        assert any("sink 'files': the part" in line for line in losses(job))
+
+        job.workers.pop("w2").close()
+        job.jobs.losses("j").accept(job.jobs.read("j"))
+        job.token = job.leader.hold("j", 600).token
+        job.assign("w3")
+        anew = FeedAddress(server.url, "j", "words").open()
+        anew.lane("a").append(6, a_batch(*(f"b{number:02}" for number in range(9))))
+        anew.lane("z").append(1, a_batch("z"))
+        job.run_to_the_end()
+        publish_job(job.jobs, job.jobs.read("j"))
+
+    lines = [line for part in (tmp_path / "out").glob("part-*") for line in part.read_text().split()]
+    assert sorted(line for line in set(lines)) == sorted(
+        [*(f"a{n:02}" for n in range(5)), *(f"b{n:02}" for n in range(9)), "z"]
+    )
+    assert all(lines.count(line) == 1 for line in lines if line[0] != "b")
+    assert all(lines.count(line) <= 2 for line in lines)
+
+
+def test_a_leader_of_the_run_before_writes_nothing(job: KilledJob) -> None:
+    """Its facts may hold what is lost, as that a source is complete."""
+    come_back(job)
+    scripts = job._scripts
+    leader = Leadership(scripts, "leader-1", "n1")
+    insist(scripts.meet)
+
+    with pytest.raises(StaleTerm):
+        leader.close_source("j", job.token, job.plan, "words")

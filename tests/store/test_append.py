@@ -12,7 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.codec import decode_batch, encode_batch
-from pipeline.errors import InboxClosed, InboxFull, StaleSender, StoreError, StoreFull, TailLost, UnknownJob, UnknownSender
+from pipeline.errors import (
+    InboxClosed,
+    InboxFull,
+    StaleSender,
+    StoreError,
+    StoreFull,
+    TailLost,
+    UnknownJob,
+    UnknownSender,
+)
 from pipeline.lifecycle import JobState
 from pipeline.messages import Data, EndOfInput
 from pipeline.records import Batch
