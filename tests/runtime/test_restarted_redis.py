@@ -20,10 +20,12 @@ from pipeline.client import Client
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import JobRestored, JobStateError, StaleTerm, StoreRestarted, TailLost, UnknownJob
 from pipeline.lifecycle import JobState
+from pipeline.positions import START, Position
 from pipeline.producer import Producer
 from pipeline.publishing import publish_job
 from pipeline.records import Batch
 from pipeline.store import keys
+from pipeline.store.commits import Commit, Committer, Refusal, Refused
 from pipeline.store.leadership import Leadership
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
@@ -185,6 +187,46 @@ def test_a_worker_compares_before_its_first_heartbeat_on_another_run_of_the_serv
     (facts,) = job.jobs.facts("j").workers
     assert facts.report["server"] == job.jobs.run_id()
     assert [line.split(":")[0] for line in losses(job)] == ["stage 0 partition 0", "stage 1 partition 0"]
+
+
+def test_a_worker_that_compares_late_still_notices_when_others_have_gone_further_meanwhile(
+    server: EmbeddedRedis, job: KilledJob
+) -> None:
+    job.assign("w1")
+    mark = size(server)
+    job.send(["a", "b"])
+    job.run_until_idle()
+    job._lanes.clear()
+    come_back(job, mark)
+    job.adopt()
+    job.assign("w2", is_told=False)
+    job.workers["w2"].look()
+    job.lane("z").append(1, a_batch("x", "y", "z"))
+    while job.pop_ticket((0, 0)):
+        job.slice("w2", (0, 0))
+    assert str(job.facts((0, 0)).position) == "4-0/0"
+
+    compare(job, "w1")
+
+    assert "stage 0 partition 0: worker w1 had committed up to 3-0/0, Redis has 1-0/0 (2 records)" in losses(job)
+
+
+def test_a_commit_under_a_token_that_the_cut_brought_back_is_refused_though_all_else_fits(
+    server: EmbeddedRedis, job: KilledJob
+) -> None:
+    job.assign("w1")
+    job.send(["a"])
+    mark = size(server)
+    job.assign("w2", is_told=False)
+    come_back(job, mark)
+    row = job.workers["w1"].ownership.assigned()[0]
+    scripts = Scripts(job.client)
+    committer = Committer(scripts, "j", 0, 0, row.token, job.limits)
+    commit = Commit(START, Position("2-0"), "keep", "2-0", 10)
+
+    assert committer.send(commit, 1) == Refused(Refusal.NEW_SERVER)
+    job.adopt()
+    assert committer.send(commit, 1) == Refused(Refusal.FENCED)
 
 
 # The leader.
