@@ -151,7 +151,7 @@ def test_no_token_from_before_a_restart_is_worth_anything_whether_the_leader_has
     assert min(row.term for row in job.workers["w1"].ownership.assigned()) > max(terms)
 
 
-def test_a_term_that_was_lost_is_never_given_insist(server: EmbeddedRedis, job: KilledJob) -> None:
+def test_a_term_that_was_lost_is_never_given_again(server: EmbeddedRedis, job: KilledJob) -> None:
     job.assign("w1")
     mark = size(server)
     for _ in range(3):
@@ -200,10 +200,9 @@ def test_a_worker_that_compares_late_still_notices_when_others_have_gone_further
     come_back(job, mark)
     job.adopt()
     job.assign("w2", is_told=False)
-    job.workers["w2"].look()
     job.lane("z").append(1, a_batch("x", "y", "z"))
-    while job.pop_ticket((0, 0)):
-        job.slice("w2", (0, 0))
+    for place in job.workers["w2"].look():
+        job.slice("w2", place)
     assert str(job.facts((0, 0)).position) == "4-0/0"
 
     compare(job, "w1")
