@@ -20,6 +20,7 @@ from pipeline.facts import JobFacts, waiting_for
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.losses import losses_since
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import unknown_job
 
 ROUND_SECONDS: Final = 0.05
 FACTS_SECONDS: Final = 0.25
@@ -138,6 +139,8 @@ class Follower:
 
     def _has_lost(self, facts: JobFacts) -> bool:
         """Whether this process has seen more than Redis has now; then the job halts, and the next look shows it."""
+        if self._seen is not None and facts.record.made_at_ms != self._seen.record.made_at_ms:
+            raise unknown_job(self.job)  # another one has its id by now
         lines = losses_since(self._seen, facts, "the run") if self._seen is not None else []
         if not lines:
             self._seen = facts
