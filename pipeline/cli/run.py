@@ -21,7 +21,7 @@ from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import load_graph
-from pipeline.losses import LOST
+from pipeline.losses import LOST, losses_since
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
@@ -225,9 +225,17 @@ class Run:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
         with self.interrupts.immediate(above=max(1, self.interrupts.count)):
             published = link.insist(lambda: publish_job(store, facts.record))
+        self._check_kept(store, link, facts)
         link.insist(lambda: self._finish(store, published))
         discard_job(facts.record)
         return published
+
+    def _check_kept(self, store: JobStore, link: Link, before: JobFacts) -> None:
+        """Raises TailLost when Redis has less than it had before its files were published: they are not whole then."""
+        lines = losses_since(before, link.insist(lambda: store.facts(self.job)), "the run")
+        if lines:
+            link.insist(lambda: store.losses(self.job).report(before.record.run, lines))
+            raise TailLost(f"{LOST}: {'; '.join(lines)}")
 
     def _finish(self, store: JobStore, published: list[Published]) -> bool:
         """Raises JobFailed when somebody has ended the job while it was published."""

@@ -9,9 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.codec import check_encodable, encode_batch, shown
 from pipeline.errors import (
-    EncodingError,
     InboxClosed,
     InboxFull,
     JobRestored,
@@ -29,19 +27,13 @@ from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.patience import Patience
+from pipeline.store.payloads import encode_faulty, encoded_position, no_place
 from pipeline.store.scripts import Scripts
 from pipeline.store.standing import Sender, Standing, restored
 
 logger = logging.getLogger(__name__)
 
 WAIT_CHARACTERS: Final = 500
-
-POSITION_BYTES: Final = 4096
-"""The most that a position may have as JSON."""
-
-
-def _no_place(_index: int) -> str:
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +211,7 @@ class Lane:
         self,
         first: int,
         batch: Batch,
-        place: Callable[[int], str] = _no_place,
+        place: Callable[[int], str] = no_place,
         ids: Sequence[str | None] | None = None,
         position: Callable[[int], Any] | None = None,
     ) -> None:
@@ -228,7 +220,7 @@ class Lane:
         A record that cannot be encoded, or is larger than the job's limit, becomes a fault: it keeps its number and
         ends as a dead letter, which says by `place(index)` where the record is from. Blocks while the inbox is full.
         `ids` are the records' own, of the outside world: one that the source has seen before is taken and dropped.
-        `position(index)` is where to read on behind the record at that index, a JSON value of at most POSITION_BYTES.
+        `position(index)` is where to read on behind the record at that index, a JSON value of at most `payloads.POSITION_BYTES`.
         It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
         Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),
@@ -264,7 +256,7 @@ class Lane:
             "",
             self._limits.inbox_records,
             self._limits.inbox_bytes,
-            _encoded_position(position),
+            encoded_position(position),
             *id_args,
         ]
         full_since: float | None = None
@@ -362,49 +354,3 @@ class Lane:
                 return unknown_job(job)
             case _:
                 return self._standing.refusal(self.taken, last)
-
-
-def encode_faulty(batch: Batch, record_bytes: int, place: Callable[[int], str] = _no_place) -> bytes:
-    """The payload; records that cannot be stored are replaced by faults that say why."""
-    try:
-        payload = encode_batch(batch)
-        if len(payload) <= record_bytes:
-            return payload
-    except EncodingError as error:
-        logger.debug("a batch holds records that cannot be stored: %s", error)
-    values = list(batch.values)
-    faults = {index: _storable(why) for index, why in batch.faults.items()}
-    for index, value in enumerate(values):
-        try:
-            size = check_encodable(value)
-        except EncodingError as error:
-            faults[index] = _storable(place(index) + str(error))
-            values[index] = shown(value, 1000)
-            continue
-        if size > record_bytes:
-            faults[index] = _storable(
-                f"{place(index)}the record has {size} bytes, more than the limit of {record_bytes}"
-            )
-            values[index] = shown(value, 1000)
-    return encode_batch(Batch(values, batch.keys, batch.times, batch.ids, faults))
-
-
-def _encoded_position(position: Any) -> bytes:
-    """Raises EncodingError."""
-    if position is None:
-        return b""
-    try:
-        encoded = msgspec.json.encode(position)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise EncodingError(f"the position {shown(position, 200)} is no JSON value: {error}") from error
-    if len(encoded) > POSITION_BYTES:
-        raise EncodingError(
-            f"a position has {len(encoded):,} bytes as JSON, more than the {POSITION_BYTES:,} allowed",
-            hint="keep a number or a short text, not what was read",
-        )
-    return encoded
-
-
-def _storable(text: str) -> str:
-    """The text without lone surrogates, which no encoder takes."""
-    return text.encode("utf-8", "backslashreplace").decode()

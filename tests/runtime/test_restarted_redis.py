@@ -16,6 +16,11 @@ import pytest
 
 from leader.wiring import make_round
 from pipeline import Pipeline, read, write
+from pipeline.cli.following import Link
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.run import Run, RunOptions
+from pipeline.cli.screen import Screen
+from pipeline.cli.services import Server, Workspace
 from pipeline.client import Client
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import JobRestored, JobStateError, StaleTerm, StoreRestarted, TailLost, UnknownJob
@@ -646,3 +651,42 @@ def test_a_leader_of_the_run_before_writes_nothing(job: KilledJob) -> None:
 
     with pytest.raises(StaleTerm):
         leader.close_source("j", job.token, job.plan, "words")
+
+
+# Publishing.
+
+
+def test_what_is_published_while_redis_loses_its_last_writes_does_not_count_as_the_result(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    flow = Pipeline("files")
+    flow.source(read.iterable(list), name="words").sink(write.text(tmp_path / "out"), name="files")
+    with KilledJob(server, flow) as job:
+        job.assign("w1")
+        job.send(["a"])
+        job.run_until_idle()
+        mark = size(server)
+        job.send(["b"])
+        job.run_to_the_end()
+        job.jobs.transition("j", JobState.PUBLISHING)
+        facts = job.jobs.facts("j")
+        come_back(job, mark)
+        with Screen(True) as screen, Interrupts() as interrupts:
+            at = Server(server.url)
+            run = Run(
+                RunOptions("flow.py", server.url, 1, 1, "j", "", True),
+                job.graph,
+                facts.record,
+                job._scripts,
+                at,
+                Workspace(tmp_path),
+                screen,
+                interrupts,
+                0.0,
+            )
+
+            with pytest.raises(TailLost, match="the run had seen commits up to 3-1/0"):
+                run._publish(job.jobs, Link(at, screen, interrupts), facts)
+
+        assert job.jobs.state("j") is JobState.FAILED
+        assert "stage 0 partition 0: the run had seen" in losses(job)[0]

@@ -28,8 +28,8 @@ from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import connect
+from pipeline.store.payloads import encode_faulty
 from pipeline.store.scripts import Scripts
-from pipeline.store.senders import encode_faulty
 
 
 def test_a_batch_is_numbered_and_rings_once(bench: Bench) -> None:

@@ -36,7 +36,10 @@ NOW = some_facts()
 @pytest.mark.parametrize(
     ("before", "line"),
     [
-        (some_facts(position=Position("8-0", 2)), "stage 0 partition 0: who had seen commits up to 8-0/2, Redis has 5-0/0 (5 records)"),
+        (
+            some_facts(position=Position("8-0", 2)),
+            "stage 0 partition 0: who had seen commits up to 8-0/2, Redis has 5-0/0 (5 records)",
+        ),
         (some_facts(head=10), "stage 0 partition 0: who had seen records up to 10, Redis has 9 (1 record)"),
         (some_facts(closed=True), "stage 0 partition 0: who had seen the end of its input, Redis has not"),
         (some_facts(finished=2), "source 'in': who had seen 2 finished splits, Redis has 0"),
@@ -49,7 +52,7 @@ NOW = some_facts()
             "state: who had seen that the job was made draining, in Redis it is running from before",
         ),
     ],
-)  # fmt: skip
+)
 def test_whatever_only_grows_and_is_less_now_was_lost(before: JobFacts, line: str) -> None:
     assert losses_since(before, NOW, "who") == [line]
 
