@@ -220,7 +220,7 @@ class Lane:
         A record that cannot be encoded, or is larger than the job's limit, becomes a fault: it keeps its number and
         ends as a dead letter, which says by `place(index)` where the record is from. Blocks while the inbox is full.
         `ids` are the records' own, of the outside world: one that the source has seen before is taken and dropped.
-        `position(index)` is where to read on behind the record at that index, a JSON value of at most `payloads.POSITION_BYTES`.
+        `position(index)` is where to read on behind the record at that index, a JSON value of 4 KiB at most.
         It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
         Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),

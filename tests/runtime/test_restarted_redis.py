@@ -32,7 +32,7 @@ from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.commits import Commit, Committer, Refusal, Refused
 from pipeline.store.leadership import Leadership
-from pipeline.store.ownership import Ownership
+from pipeline.store.ownership import Calm, Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import FeedAddress
 from stages.partition import SliceEnd
@@ -229,8 +229,25 @@ def test_a_commit_under_a_token_that_the_cut_brought_back_is_refused_though_all_
     commit = Commit(START, Position("2-0"), "keep", "2-0", 10)
 
     assert committer.send(commit, 1) == Refused(Refusal.NEW_SERVER)
+    owner = Ownership(scripts, "j", "w1", "1-a")
+    assert job.facts((0, 0)).queued == 1
+    assert owner.take_tickets(1, [Calm(0, 0, row.token, START)], 10, 1000) == []
     job.adopt()
     assert committer.send(commit, 1) == Refused(Refusal.FENCED)
+
+
+def test_a_worker_that_is_given_less_than_it_has_committed_halts_the_job(server: EmbeddedRedis, job: KilledJob) -> None:
+    job.assign("w1")
+    mark = size(server)
+    job.send(["a"])
+    job.run_until_idle()
+    come_back(job, mark)
+    job.adopt()
+
+    job.assign("w1")
+
+    assert job.workers["w1"].places == []
+    assert "stage 0 partition 0: worker w1 had committed up to 2-0/0, Redis has 1-0/0 (1 record)" in losses(job)
 
 
 # The leader.
