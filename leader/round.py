@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from leader.duties.duty import Duty
 from leader.duties.retention import retire_silent_leaders
@@ -27,10 +27,14 @@ REMOVAL_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """The duties of one job for one term: all of them while it works, afterwards those that tidy up."""
+    """The duties of one job for one term: all of them while it works, afterwards those that tidy up.
+
+    restarting: those of a working job whose owners belong to an earlier run of the server.
+    """
 
     working: Sequence[Duty]
     ended: Sequence[Duty]
+    restarting: Sequence[Duty] = ()
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class Round:
     """What one leader process does at each tick. Any number of leaders may run: the lease of a job lets one act.
 
     `make_duties` is called for each new term, so what duties remember ends with it. `clock` is monotonic seconds.
+    `remembered`: what is kept of jobs through all terms, by their ids; it goes with the job.
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class Round:
         registry: LeaderRegistry,
         make_duties: Callable[[], Duties],
         clock: Callable[[], float],
+        remembered: Sequence[dict[str, Any]] = (),
     ) -> None:
         self._jobs = jobs
         self._leadership = leadership
         self._registry = registry
         self._make_duties = make_duties
         self._clock = clock
+        self._remembered = remembered
         self._terms: dict[str, _Term] = {}
         self._ended_due: dict[str, float] = {}
         self._removals: dict[str, float] = {}
@@ -124,7 +131,11 @@ class Round:
             return self._tidy(record)
         self._ended_due.pop(job, None)
         term = self._hold(record)
-        return {} if term is None else self._run(self._jobs.facts(job), term, term.duties.working)
+        if term is None:
+            return {}
+        facts = self._jobs.facts(job)
+        is_adopted = facts.record.run_id == self._leadership.server
+        return self._run(facts, term, term.duties.working if is_adopted else term.duties.restarting)
 
     def _tidy(self, record: JobRecord) -> dict[str, int]:
         """A job that does not work is led for a moment now and then."""
@@ -192,6 +203,7 @@ class Round:
             logger.warning("%s: %s%s", f"left alone: job={job}" if job else "no round", error, hint)
 
     def _drop_all_but(self, jobs: Sequence[str]) -> None:
-        for known in (self._terms, self._ended_due, self._removals, self._faults):
+        tables: list[dict[str, Any]] = [self._terms, self._ended_due, self._removals, self._faults]
+        for known in [*tables, *self._remembered]:
             for job in [job for job in known if job and job not in jobs]:
                 del known[job]

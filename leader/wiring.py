@@ -11,6 +11,7 @@ from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
 from leader.duties.placement import Placement
 from leader.duties.readers import Readers
+from leader.duties.restarts import Memory, Restarts
 from leader.duties.retention import Retention
 from leader.duties.retry import Retry
 from leader.duties.visitors import Visitors
@@ -31,12 +32,16 @@ def make_round(
     jobs = JobStore(scripts)
     leadership = Leadership(scripts, name, f"{rng.getrandbits(64):016x}")
 
+    memory = Memory()
+
     def make_duties() -> Duties:
         retention, readers = Retention(leadership), Readers(leadership)
+        restarts = Restarts(scripts, leadership, memory)
         return Duties(
             working=(
+                restarts,
                 Gate(leadership, jobs.memory),
-                Placement(leadership, jobs.run_id, rng),
+                Placement(leadership, lambda: leadership.server, rng),
                 Retry(leadership, rng),
                 Ending(leadership),
                 Lifecycle(jobs),
@@ -45,6 +50,8 @@ def make_round(
                 readers,
             ),
             ended=(retention, readers),
+            restarting=(restarts,),
         )
 
-    return Round(jobs, leadership, LeaderRegistry(scripts, name), make_duties, clock)
+    remembered = (memory.seen, memory.since_ms)
+    return Round(jobs, leadership, LeaderRegistry(scripts, name), make_duties, clock, remembered)

@@ -63,6 +63,17 @@ class SinkAway(SinkError):
         self.wait_seconds = wait_seconds
 
 
+class SinkAhead(SinkError):
+    """Raised when the place that a sink writes to holds what was committed, and Redis does not know any more.
+
+    `records`: how many, where that can be told.
+    """
+
+    def __init__(self, message: str, records: int | None = None) -> None:
+        super().__init__(message)
+        self.records = records
+
+
 class EnvironmentFault(CeleriacError):
     """Raised when something this machine must have is missing: a Redis server, Java, an extra."""
 
@@ -81,6 +92,32 @@ class StoreError(CeleriacError):
 
 class StoreUnavailable(StoreError):
     """Raised when Redis cannot be reached or does not answer in time. Worth a retry."""
+
+
+class StoreRestarted(StoreUnavailable):
+    """Raised when another run of the server answers than before: the call was not made. Worth a retry.
+
+    Whoever remembers something of the run before compares it first.
+    """
+
+
+class TailLost(StoreError):
+    """Raised when Redis has come back without writes that it had acknowledged. The job has halted."""
+
+
+class JobRestored(StoreError):
+    """Raised when the job goes on under a new generation, behind an accepted loss: this sender or reader must not.
+
+    acknowledged: the records that this sender had been told were taken. survived: those of them that the job still
+    has, always the first ones. None where it is not about a sender.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", acknowledged: int | None = None, survived: int | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.acknowledged = acknowledged
+        self.survived = survived
 
 
 class StoreFull(StoreError):

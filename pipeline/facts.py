@@ -12,7 +12,10 @@ from pipeline.positions import Position
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it is registered. Times are server milliseconds. `waits`: source -> what it waits for just now."""
+    """A job as it is registered. Times are server milliseconds. `waits`: source -> what it waits for just now.
+
+    losses: what those who remember more than Redis have said is missing. accepted: the same, of the generation before.
+    """
 
     job: str
     plan: Plan
@@ -26,6 +29,8 @@ class JobRecord:
     gate: str
     completed_sources: frozenset[str]
     waits: dict[str, str] = field(default_factory=dict)
+    losses: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
 
     @property
     def run(self) -> str:
@@ -64,6 +69,8 @@ class PartitionFacts:
     skipped: int = 0
     held: int = 0
     held_bytes: int = 0
+    head: int = 0
+    """Records that were ever appended."""
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from pipeline.plan import Plan, StagePlan
 from pipeline.sinks.links import SinkLinks
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
+from stages.commits_seen import CommitsSeen
 from stages.encoding import StepEncoder
 
 
@@ -25,6 +26,7 @@ class StageContext:
     ownership: Ownership
     links: SinkLinks
     rng: random.Random
+    seen: CommitsSeen
 
     def staged_files(self) -> dict[str, list[bytes]]:
         """Sink -> the facts of the job's staging files that its commits name. Raises StoreError."""

@@ -24,6 +24,7 @@ from pipeline.lifecycle import WORKING
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 from stages.agent import Agent
 from stages.supervision import WORKER, ChildSpec
@@ -81,6 +82,9 @@ class JobWatch:
         try:
             self._works = self._store.state(self._job) in WORKING
         except UnknownJob:
+            if self._works:
+                gone = unknown_job(self._job)
+                _log.error("%s (%s)", gone, gone.hint)
             self._works = False
         except StoreUnavailable as error:
             if not self._is_away:

@@ -59,7 +59,9 @@ class Owning(bootsteps.StartStopStep):
             gc.set_threshold(*_GC_THRESHOLDS)
             ownership = parent.app.celeriac_pulse_ownership
             guard = StuckGuard(self._worker)
-            self._pulse = Pulse(ownership, self._report, lambda: self._wake(), _end_process, guard.look)
+            self._pulse = Pulse(
+                ownership, self._report, lambda: self._wake(), _end_process, guard.look, self._worker.compare
+            )
             self._pulse.start()
         self._wake()
 

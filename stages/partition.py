@@ -68,6 +68,7 @@ _ENDS = {
     Refusal.MOVED_ON: SliceEnd.STALE,
     Refusal.OLD_TABLE: SliceEnd.STALE,
     Refusal.STOPPED: SliceEnd.STOPPED,
+    Refusal.NEW_SERVER: SliceEnd.STALE,
     Refusal.FOREIGN_KEY: SliceEnd.FOREIGN_KEY,
 }
 
@@ -191,6 +192,7 @@ class PartitionOwner:
             if commit.end != commit.start:
                 self._failures.remember(0, ())
                 self._holds.applied()
+                self._note_commit(commit.end)
             self._inbox.move_to(commit.end)
             match reply:
                 case Idle():
@@ -202,6 +204,10 @@ class PartitionOwner:
                 case Kept():
                     if not self._inbox:
                         self._inbox.add([])  # there is something to read, and nothing was read
+
+    def _note_commit(self, end: Position) -> None:
+        server = self._context.ownership.scripts.server
+        self._context.seen.note((self.row.stage, self.row.partition), end, server)
 
     def _wait_for(self, away: SinkAway) -> SliceEnd:
         """The step is dropped; it is run anew when the sink may be there again."""

@@ -22,7 +22,8 @@ class Pulse(threading.Thread):
     """Beats every INTERVAL_SECONDS, and calls `on_control` as soon as the control stream has grown.
 
     `on_end` is called once when this process must end: its job is gone, or a newer incarnation has its name.
-    `guard` is called at each beat, also while Redis is away.
+    `guard` is called at each beat, also while Redis is away. `compare` is called once for each run of the server,
+    before the first heartbeat there, which says so: the job goes on when all have compared.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Pulse(threading.Thread):
         on_control: Callable[[], None],
         on_end: Callable[[], None],
         guard: Callable[[], None],
+        compare: Callable[[Ownership], None],
     ) -> None:
         super().__init__(name="pulse", daemon=True)
         self._ownership = ownership
@@ -39,6 +41,8 @@ class Pulse(threading.Thread):
         self._on_control = on_control
         self._on_end = on_end
         self._guard = guard
+        self._compare = compare
+        self._server = ""
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -46,6 +50,7 @@ class Pulse(threading.Thread):
         while not self._stopping.is_set():
             self._guard()
             try:
+                self._meet()
                 if not self._beat():
                     self._on_end()
                     return
@@ -67,8 +72,14 @@ class Pulse(threading.Thread):
         except StoreError as error:
             logger.info("the goodbye was not heard: %s", error)
 
+    def _meet(self) -> None:
+        server = self._ownership.scripts.server or self._ownership.scripts.meet()
+        if server != self._server:
+            self._compare(self._ownership)
+            self._server = server
+
     def _beat(self, *, stopping: bool = False) -> bool:
-        pulse = self._ownership.heartbeat(json.dumps({**self._report(), "stopping": stopping}))
+        pulse = self._ownership.heartbeat(json.dumps({**self._report(), "stopping": stopping, "server": self._server}))
         if pulse is None:
             logger.warning("a newer incarnation of worker %s runs: this one ends", self._ownership.worker)
         return pulse is not None

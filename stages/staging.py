@@ -109,7 +109,7 @@ class StagedSinks:
     def start_over(self, acquired: Acquired) -> None:
         """Forgets all, and goes on from what Redis knows: the next rows go to new files."""
         self.close()
-        self._owner = Owner(self._job, acquired.run, *self._place)
+        self._owner = Owner(self._job, acquired.run, *self._place, acquired.restored_end)
         self._given = self._counted = dict(acquired.given)
         self._files.start_over(acquired.run, acquired.published)
 

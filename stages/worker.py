@@ -12,15 +12,18 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from pipeline.errors import CeleriacError, ForeignData, JobStateError, SinkError, StoreError, UnknownJob
+from pipeline.errors import CeleriacError, ForeignData, JobStateError, SinkAhead, SinkError, StoreError, UnknownJob
 from pipeline.graph import Graph
 from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
+from pipeline.losses import LOST
 from pipeline.plan import Plan
 from pipeline.programs.runners import Programs
 from pipeline.sinks.links import SinkLinks
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership
+from stages.commits_seen import CommitsSeen
 from stages.context import StageContext
 from stages.encoding import StepEncoder
 from stages.holds import held_groups
@@ -83,6 +86,7 @@ class Worker:
         self._programs = Programs(graph.nodes)
         self._links = SinkLinks(graph.nodes)
         self._links.effects(plan.sinks)  # what is missing on this machine is told now, not at the first partition
+        self.seen = CommitsSeen(ownership.worker)
         self._contexts = [
             StageContext(
                 ownership.job,
@@ -93,6 +97,7 @@ class Worker:
                 ownership,
                 self._links,
                 random.Random(),
+                self.seen,
             )
             for stage in plan.stages
         ]
@@ -287,7 +292,7 @@ class Worker:
         owner = self._owned.get(place)
         if owner is None or place not in self._stale:
             return owner
-        acquired = self._acquired(owner.row)
+        acquired = self._asked(owner.row)
         if acquired is None:
             self._drop(place)
             return None
@@ -296,7 +301,7 @@ class Worker:
         return owner
 
     def _acquire(self, row: Assigned) -> None:
-        acquired = self._acquired(row)
+        acquired = self._asked(row)
         if acquired is None:
             return
         place = (row.stage, row.partition)
@@ -305,8 +310,35 @@ class Worker:
         self._unserved.add(place)
         logger.info("owns %s token=%s position=%s", self._named(place), row.token, acquired.position)
 
-    def _acquired(self, row: Assigned) -> Acquired | None:
-        return self.ownership.acquire(row, held_groups(self.plan.stage(row.stage), row.partition))
+    def _asked(self, row: Assigned) -> Acquired | None:
+        """Where the partition stands. None when it is not ours, or stands behind what this worker has committed there:
+        then the job halts. Raises StoreError.
+        """
+        acquired = self.ownership.acquire(row, held_groups(self.plan.stage(row.stage), row.partition))
+        if acquired is None:
+            return None
+        self.seen.begin(acquired.run)
+        lines = self.seen.missing((row.stage, row.partition), acquired.position)
+        if lines:
+            self.halt(acquired.run, lines)
+            return None
+        return acquired
+
+    def halt(self, run: str, lines: list[str], ownership: Ownership | None = None) -> None:
+        """Says what Redis has lost. Also called by the pulse, with a connection of its own. Raises StoreError."""
+        for line in lines:
+            logger.error("the job halts, %s: job=%s %s", LOST, self.ownership.job, line)
+        LossStore((ownership or self.ownership).scripts, self.ownership.job).report(run, lines)
+
+    def compare(self, ownership: Ownership) -> None:
+        """Compares what this worker has committed with where this run of the server began. Raises StoreError."""
+        run, server = self.seen.run, ownership.scripts.server
+        remembered = self.seen.before(server)
+        if remembered:
+            stood = LossStore(ownership.scripts, ownership.job).stood(run, sorted(remembered))
+            lines = self.seen.compared(server, remembered, stood)
+            if lines:
+                self.halt(run, lines, ownership)
 
     def _drop(self, place: Place) -> None:
         owner = self._owned.pop(place, None)
@@ -332,6 +364,10 @@ class Worker:
         logger.error("the job fails: %s: %s", self._named(place), error, exc_info=trace)
         hint = f" ({error.hint})" if error.hint else ""
         try:
+            if isinstance(error, SinkAhead):
+                self.halt(self.seen.run, [str(error)])
+                self._drop(place)
+                return SliceEnd.STOPPED
             self._jobs.transition(self.ownership.job, JobState.FAILED, f"stage {place[0]}: {error}{hint}")
         except (JobStateError, UnknownJob) as late:
             logger.info("the job has ended already: %s", late)

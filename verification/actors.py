@@ -288,12 +288,12 @@ class Publisher(Actor):
                 publish_job(self._jobs, record)
                 self._jobs.transition(JOB, JobState.FINISHED)
             discard_job(record)
+            if self._removes:
+                self._jobs.remove(JOB)
         except UnknownJob:
-            if not self._removes or not world.client.exists(keys.removing(JOB)):
-                self.is_done = self._removes and world.state() is None
+            if world.awaits_job:
                 return
-        if self._removes:
-            self._jobs.remove(JOB)
+            self._jobs.finish_removal(JOB)  # a life before was at it, or only its answer was lost
         self.is_done = True
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.store.connection import connect
-from verification.points import Variant, script_names, teach_all
+from verification.points import SCRIPTS, Variant, teach_all
 from verification.scriptfaults import ScriptTally, Trial, TriedScripts
 from verification.world import Scenario, Stalled, World
 
@@ -93,7 +93,7 @@ def pair_plans(sent: Sequence[str]) -> Iterator[dict[int, Variant]]:
     anyway. A death after the reply is the death before the next command. So these are all different pairs. The later
     number counts commands of the run in which the first crash has happened.
     """
-    own = [number for number, command in enumerate(sent, 1) if command.rpartition(": ")[2] in script_names().values()]
+    own = [number for number, command in enumerate(sent, 1) if command.rpartition(": ")[2] in SCRIPTS]
     for one, other in combinations(own, 2):
         for first in (Variant.BEFORE, Variant.APPLIED):
             for second in (Variant.BEFORE, Variant.APPLIED):

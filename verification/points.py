@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from hashlib import sha1
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts, source
@@ -83,18 +81,20 @@ def scripts_of(url: str, life: Life) -> Scripts:
     return Scripts(client)
 
 
-@cache
-def script_names() -> dict[str, str]:
-    """SHA-1 of a script's text -> its name."""
-    folder = resources.files("pipeline.store") / "scripts"
-    names = [entry.name.removesuffix(".lua") for entry in folder.iterdir() if entry.name.endswith(".lua")]
-    return {sha1(source(n).encode(), usedforsecurity=False).hexdigest(): n for n in names if n != "prelude"}
+_FOLDER: Final = resources.files("pipeline.store") / "scripts"
+
+SCRIPTS: Final = frozenset(path.name.removesuffix(".lua") for path in _FOLDER.iterdir() if path.name.endswith(".lua"))
+"""The names of all scripts."""
+
+_NAMES: Final[dict[str, str]] = {}
+"""SHA-1 of a script's text -> its name."""
 
 
 def teach_all(client: Any) -> None:
     """Loads every script into the server, so that no run differs from another by who had to load one."""
-    for name in script_names().values():
-        client.script_load(source(name))
+    server = Scripts(client).meet()
+    for name in sorted(SCRIPTS - {"prelude"}):
+        _NAMES[client.script_load(source(name, server))] = name
 
 
 def _watched(connection_class: Any, life: Life) -> Any:
@@ -157,4 +157,4 @@ def _watched(connection_class: Any, life: Life) -> Any:
 
 
 def _name(args: tuple[Any, ...]) -> str:
-    return script_names().get(args[1], args[1]) if args[0] == "EVALSHA" else str(args[0])
+    return _NAMES.get(args[1], args[1]) if args[0] == "EVALSHA" else str(args[0])

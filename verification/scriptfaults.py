@@ -86,7 +86,7 @@ class TriedScripts(Scripts):
         self._trial = trial
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
-        self._trial.of(name, keys, args)
+        self._trial.of(name, keys, args, self.server or self.meet())
         return super().run(name, keys, args)
 
 
@@ -97,13 +97,15 @@ class Trial:
         self._real = connect(url)
         self._copy = connect(url.replace("?db=0", "?db=1"))
         self._tally = tally
+        self._server = ""
 
     def close(self) -> None:
         self._real.close()
         self._copy.close()
 
-    def of(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> None:
-        """Raises StoreError."""
+    def of(self, name: str, keys: Sequence[str], args: Sequence[Any], server: str) -> None:
+        """Tries one script on the run of the server with that id. Raises StoreError."""
+        self._server = server
         self._tally.scripts += 1
         with translated():
             seconds = int(self._real.time()[0]) + 1
@@ -145,7 +147,7 @@ class Trial:
     def _eval(self, name: str, keys: Sequence[str], args: Sequence[Any], seconds: int, fail: int) -> StoreError | None:
         writes = ", ".join(f"{command} = true" for command in _WRITES)
         faulty = _FAULTY % {"writes": writes, "fail": fail, "seconds": seconds}
-        text = source(name).replace(_LOADER, faulty, 1)
+        text = source(name, self._server).replace(_LOADER, faulty, 1)
         try:
             with translated():
                 self._copy.eval(text, len(keys), *keys, *args)

@@ -143,10 +143,11 @@ class World:
     @property
     def has_ended(self) -> bool:
         """True when workers and leaders have nothing left to do."""
-        return self.state() in (*ENDED, JobState.PUBLISHING, None) and not self._awaits_job
+        return self.state() in (*ENDED, JobState.PUBLISHING, None) and not self.awaits_job
 
     @property
-    def _awaits_job(self) -> bool:
+    def awaits_job(self) -> bool:
+        """True before the job was created."""
         return any(actor.name == "submitter" and not actor.is_done for actor in self.actors)
 
     def let_lease_pass(self) -> None:

@@ -21,7 +21,7 @@ class Why(StrEnum):
     TAKEN_OVER = "their worker is gone"
     STUCK = "their worker is stuck"
     LEVELLED = "levelling"
-    NEW_SERVER = "Redis was restarted"
+    NEW_SERVER = "owners before the last restart or halt have ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Scene:
     def judge(self, part: PartitionFacts) -> Why | None:
         """Why the partition needs another owner now, or None."""
         if not part.owner:
-            return Why.FIRST
+            return Why.NEW_SERVER if part.term else Why.FIRST
         owner = self.workers.get(part.owner)
         if owner is None:
             return Why.TAKEN_OVER
@@ -101,15 +101,13 @@ class _Scene:
 
 
 def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
-    """The moves of this round; none while no worker is able to take anything.
+    """The moves of this round; none while no worker is able to take anything, or a new server is not adopted.
 
     A partition whose owner lives stays, except to level towards a worker that owns nothing. Done ones need no owner.
     """
     scene = _Scene(facts, outlook)
-    if not scene.able:
+    if not scene.able or run_id != facts.record.run_id:
         return []
-    if run_id != facts.record.run_id:
-        return _renewals(scene)
     loads = _Loads()
     kept: list[PartitionFacts] = []
     homeless: list[tuple[PartitionFacts, Why]] = []
@@ -136,22 +134,6 @@ def _placed(scene: _Scene, loads: _Loads, part: PartitionFacts, why: Why) -> Mov
     worker = part.owner if why is Why.RETURNED else loads.least(part.stage, scene.able)
     loads.add(worker, part.stage)
     return scene.move(part, worker, why)
-
-
-def _renewals(scene: _Scene) -> list[Move]:
-    """A new term for every partition, on its own worker if that is there; the owners get one lease to come back."""
-    facts = scene.facts
-    owners = {part.owner for part in facts.partitions if part.owner}
-    is_patient = facts.now_ms < scene.outlook.server_since_ms + scene.lease_seconds * 1000
-    if is_patient and not owners <= set(scene.live):
-        return []
-    loads = _Loads()
-    stay = [part for part in facts.partitions if part.owner in scene.able]
-    for part in stay:
-        loads.add(part.owner, part.stage)
-    moves = [scene.move(part, part.owner, Why.NEW_SERVER) for part in stay]
-    moved = [part for part in facts.partitions if part.owner not in scene.able]
-    return moves + [_placed(scene, loads, part, Why.NEW_SERVER) for part in moved]
 
 
 def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list[Move]:

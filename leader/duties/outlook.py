@@ -15,17 +15,14 @@ class Outlook:
 
     owned_at_ms: identity -> when it last owned work. stopped: identities that said they end in good order.
     doubtful_until_ms: till then silence proves nothing, since this leader was cut off from Redis itself.
-    run_id, server_since_ms: the server's run id, and when this leader first saw it.
     """
 
     owned_at_ms: Mapping[Identity, int] = field(default_factory=dict)
     stopped: frozenset[Identity] = frozenset()
     last_round_ms: int = 0
     doubtful_until_ms: int = 0
-    run_id: str = ""
-    server_since_ms: int = 0
 
-    def after(self, facts: JobFacts, run_id: str) -> Outlook:
+    def after(self, facts: JobFacts) -> Outlook:
         """The outlook with one more look at the job."""
         now_ms = facts.now_ms
         lease_ms = int(facts.record.plan.limits.lease_seconds * 1000)
@@ -40,6 +37,4 @@ class Outlook:
             | {identity(worker) for worker in facts.workers if is_stopping(worker)},
             last_round_ms=now_ms,
             doubtful_until_ms=now_ms + lease_ms if was_cut_off else self.doubtful_until_ms,
-            run_id=run_id,
-            server_since_ms=self.server_since_ms if run_id == self.run_id else now_ms,
         )

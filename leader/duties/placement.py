@@ -1,4 +1,4 @@
-"""Which worker owns which partition: failure detection, take-over, levelling, and new terms after a restart of Redis.
+"""Which worker owns which partition: failure detection, take-over, levelling.
 
 The decision is `moves.decide`, a pure function; `Placement` carries it out.
 """
@@ -20,7 +20,7 @@ from pipeline.tickets import ticket
 
 logger = logging.getLogger(__name__)
 
-_EXPECTED = frozenset({Why.FIRST, Why.LEVELLED})
+_EXPECTED = frozenset({Why.FIRST, Why.LEVELLED, Why.NEW_SERVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,11 @@ class Placement:
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
         run_id = self._run_id()
-        self._outlook = self._outlook.after(facts, run_id)
+        self._outlook = self._outlook.after(facts)
         self._tell_stuck(facts)
         moves = decide(facts, run_id, self._outlook)
         done = [move for move in moves if self._apply(facts.record.job, token, move)]
         _tell_moves(facts.record.job, done)
-        if run_id != facts.record.run_id and len(done) == len(facts.partitions):
-            self._leadership.adopt_server(facts.record.job, token, run_id)
         return {"assigned": len(done)} if done else {}
 
     def _apply(self, job: str, token: str, move: Move) -> bool:

@@ -67,6 +67,7 @@ for _group in (tail, state, readers, dead_letters, verify):
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
 @click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
+@click.option("--accept-loss", is_flag=True, help="Go on with a job that has halted since Redis lost its last writes.")
 @click.option("--quiet", is_flag=True, help="Show errors and the records of console sinks only.")
 @_DEBUG
 @click.pass_obj
@@ -78,6 +79,7 @@ def run(
     partitions: int | None,
     job_id: str | None,
     reader: str | None,
+    accept_loss: bool,
     quiet: bool,
 ) -> Exit:
     """Run a pipeline here until its input has ended.
@@ -85,6 +87,8 @@ def run(
     Everything that is missing on this machine is started, and stopped at the end. Without --redis and with
     --job-id the data are kept in .celeriac/ below this folder until the job is finished.
     """
+    if accept_loss and job_id is None:
+        raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
     count = workers or len(os.sched_getaffinity(0))
     options = RunOptions(
         target=target,
@@ -94,6 +98,7 @@ def run(
         job_id=job_id,
         reader=reader or "",
         is_quiet=quiet,
+        accepts_loss=accept_loss,
     )
     with interrupts.deferred():
         return run_pipeline(options, interrupts)

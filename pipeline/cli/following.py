@@ -18,12 +18,17 @@ from pipeline.cli.services import NodeProcess, Server
 from pipeline.errors import JobStateError, StoreUnavailable
 from pipeline.facts import JobFacts, waiting_for
 from pipeline.lifecycle import WORKING, JobState
+from pipeline.losses import losses_since
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import unknown_job
 
 ROUND_SECONDS: Final = 0.05
 FACTS_SECONDS: Final = 0.25
 RATE_SECONDS: Final = 2.0
 """Rates are averages over about this long."""
+
+HALT_SECONDS: Final = 2.0
+"""After a loss was noticed, others get this long to say what they miss."""
 
 MEMORY_SECONDS: Final = 2.0
 _FULL_SHARE: Final = 0.99
@@ -102,6 +107,8 @@ class Follower:
     _waits: frozenset[str] = frozenset()
     _memory_at: float = -math.inf
     _holdups: Holdups = field(default_factory=Holdups)
+    _seen: JobFacts | None = None
+    _halted_at: float | None = None
 
     def until_ended(self) -> JobFacts:
         """The facts of the job once nothing is left to work on; the first Ctrl-C makes it drain.
@@ -122,13 +129,32 @@ class Follower:
                 if now - facts_at >= FACTS_SECONDS:
                     facts_at = now
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
-                    if facts is not None:
+                    if facts is not None and not self._has_lost(facts) and self._has_heard_all(facts, now):
                         self._note(facts, history)
                         self._look_at_memory(now, facts)
                         if facts.record.state not in WORKING:
                             return facts
                 if not printed:
                     time.sleep(ROUND_SECONDS)
+
+    def _has_lost(self, facts: JobFacts) -> bool:
+        """Whether this process has seen more than Redis has now; then the job halts, and the next look shows it."""
+        if self._seen is not None and facts.record.made_at_ms != self._seen.record.made_at_ms:
+            raise unknown_job(self.job)  # another one has its id by now
+        lines = losses_since(self._seen, facts, "the run") if self._seen is not None else []
+        if not lines:
+            self._seen = facts
+            return False
+        losses = self.store.losses(self.job)
+        if self.link.attempt(lambda: losses.report(facts.record.run, lines)) is not None:
+            self._seen = None
+        return True
+
+    def _has_heard_all(self, facts: JobFacts, now: float) -> bool:
+        if not facts.record.losses:
+            return True
+        self._halted_at = now if self._halted_at is None else self._halted_at
+        return now - self._halted_at >= HALT_SECONDS
 
     def _heed_interrupts(self) -> None:
         if self.interrupts.count and not self._has_asked:

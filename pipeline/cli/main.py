@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import (
     CeleriacError,
+    JobRestored,
     JobStateError,
     LetterError,
     PipelineError,
@@ -19,6 +20,7 @@ from pipeline.errors import (
     ReadingError,
     SinkError,
     StaleReader,
+    TailLost,
     UnknownJob,
 )
 
@@ -84,7 +86,7 @@ def _code(error: CeleriacError) -> int:
     from pipeline.cli.exits import Exit, JobFailed
 
     match error:
-        case JobFailed() | StaleReader():
+        case JobFailed() | StaleReader() | TailLost() | JobRestored():
             return Exit.FAILED
         case PipelineError() | ProducerError() | ReadingError() | LetterError() | SinkError():
             return Exit.USAGE

@@ -10,7 +10,8 @@ from typing import Final
 
 from pipeline.errors import JobStateError, PipelineError, UnknownJob
 from pipeline.facts import JobRecord
-from pipeline.lifecycle import JobState
+from pipeline.lifecycle import ENDED, JobState
+from pipeline.losses import LOST
 from pipeline.plan import Plan
 from pipeline.store.jobs import JobStore
 
@@ -25,8 +26,12 @@ def new_job_id(pipeline: str, now: time.struct_time) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}"
 
 
-def open_job(store: JobStore, job: str, plan: Plan, check: Callable[[], None]) -> JobRecord:
+def open_job(
+    store: JobStore, job: str, plan: Plan, check: Callable[[], None], *, accepts_loss: bool = False
+) -> JobRecord:
     """The job, new or found. One that was cancelled or failed runs again; a finished one is given back as it is.
+
+    One that has halted, since Redis has lost writes of it, runs again with `accepts_loss` only, and no other with it.
 
     Raises PipelineError when it was made from another pipeline, JobStateError when another run works at it,
     StoreError. May wait a few seconds for the heartbeats of a killed run to grow old; `check` may then raise.
@@ -34,6 +39,8 @@ def open_job(store: JobStore, job: str, plan: Plan, check: Callable[[], None]) -
     try:
         record = store.read(job)
     except UnknownJob:
+        if accepts_loss:
+            raise
         store.create(job, plan)
         return store.read(job)
     if record.plan.fingerprint != plan.fingerprint:
@@ -43,7 +50,22 @@ def open_job(store: JobStore, job: str, plan: Plan, check: Callable[[], None]) -
         )
     if record.state is JobState.FINISHED:
         return record
+    if record.losses and not accepts_loss:
+        raise JobStateError(
+            f"the job {job!r} has halted: {LOST}" + "".join(f"\n  - {line}" for line in record.losses),
+            hint="--accept-loss goes on without them; docs/operations.md says what that means",
+        )
+    if accepts_loss and not record.losses:
+        raise JobStateError(
+            f"nothing is known to be lost of the job {job!r}",
+            hint="leave --accept-loss out: it is for after a loss only",
+        )
     _refuse_while_alive(store, record, check)
+    if accepts_loss:
+        if record.state not in ENDED:
+            store.transition(job, JobState.CANCELLED, "to accept its loss")
+        store.losses(job).accept(record)
+        return store.read(job)
     if record.state in (JobState.CANCELLED, JobState.FAILED):
         store.transition(job, JobState.RUNNING)
         if _was_draining(store, record):

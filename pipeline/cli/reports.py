@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
-from pipeline.plan import SinkPlan
+from pipeline.plan import STREAM_FORMATS, SinkPlan
+from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published
+from pipeline.sinks.rotation import rotation_of
 from pipeline.store.letters import DeadLetter
 
 SHOWN_LETTERS = 3
@@ -95,6 +97,9 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
         f"job       {record.job}",
         f"pipeline  {record.plan.pipeline}",
         f"state     {record.state.value}{why}",
+        *(f"lost      {_printable(line)}" for line in record.losses),
+        *(["          `celeriac run … --job-id … --accept-loss` goes on without that"] if record.losses else []),
+        *(f"accepted  {_printable(line)}" for line in record.accepted),
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
@@ -106,6 +111,33 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
     if facts.outputs:
         lines += ["outputs", *(f"  {line}" for line in output_lines(record.job, facts.outputs))]
     return lines + dead_letter_lines(facts, letters)
+
+
+def accepted_lines(record: JobRecord) -> list[str]:
+    """What a job that goes on without lost writes has lost, and what is there twice from now on."""
+    lines = [f"accepted: job {record.job} goes on under generation {record.generation} without what Redis has lost"]
+    lines += [f"  lost: {line}" for line in record.accepted]
+    lines.append("  files, tables and streams that are read are read again from what Redis has; producers are told")
+    for sink in record.plan.sinks:
+        harm = _doubled(sink)
+        if harm:
+            lines.append(f"  {sink.name}: {harm}")
+    return lines
+
+
+def _doubled(sink: SinkPlan) -> str:
+    match sink.format:
+        case "sql" if sink.options["mode"] == "upsert":
+            return "rows behind that are written again; by their key, so each is there once"
+        case "sql":
+            return f"rows behind that are added again to {sink.options['table']}: what it holds of them is there twice"
+        case "http" | "call" | "kafka":
+            return "records behind that are sent again, under other idempotency keys"
+        case _ if sink.format in FILE_FORMATS and rotation_of(sink) is not None:
+            return "records behind that may be in two parts"
+        case _ if sink.format in STREAM_FORMATS:
+            return "result numbers behind what is left are given again, to other results"
+    return ""
 
 
 def output_lines(job: str, outputs: Sequence[OutputFacts]) -> list[str]:
@@ -215,6 +247,9 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "reason": record.reason,
         "made_at_ms": record.made_at_ms,
         "changed_at_ms": record.changed_at_ms,
+        "generation": record.generation,
+        "lost": list(record.losses),
+        "accepted": list(record.accepted),
     }
 
 

@@ -13,14 +13,15 @@ from pipeline.cli.following import Follower, Link
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import new_job_id, open_job
-from pipeline.cli.reports import SHOWN_LETTERS, Result, result_lines
+from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_lines
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
-from pipeline.errors import CeleriacError, JobStateError, StoreError, UnknownJob
+from pipeline.errors import CeleriacError, JobStateError, SinkAhead, StoreError, TailLost, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import load_graph
+from pipeline.losses import LOST, losses_since
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
@@ -31,6 +32,7 @@ from pipeline.sources.layout import open_files
 from pipeline.sources.opening import check_source
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.scripts import Scripts
 
 CANCEL_SECONDS: Final = 2.0
@@ -48,6 +50,8 @@ class RunOptions:
     job_id: str | None
     reader: str
     is_quiet: bool
+    accepts_loss: bool = False
+    """Whether the job may go on without what Redis has lost."""
 
 
 def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
@@ -76,7 +80,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             _check_server(scripts, server, screen)
             _check_inputs(graph, JobStore(scripts), job, screen)
         # A registered job must not be left to nobody, so no interrupt here until it is in the hands of a Run.
-        record = open_job(JobStore(scripts), job, plan, interrupts.check)
+        record = open_job(JobStore(scripts), job, plan, interrupts.check, accepts_loss=options.accepts_loss)
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
         return run.to_end(stack)
@@ -139,6 +143,7 @@ class Run:
         stack.callback(self._discard_unless_kept)
         node = NodeProcess(self._node_settings(), self.workspace.logs)
         stack.callback(node.close)
+        self._tell_accepted()
         try:
             return self._work(store, node)
         except (KeyboardInterrupt, BrokenPipeError) as error:
@@ -154,7 +159,8 @@ class Run:
         except CeleriacError as error:
             node.close()
             if self._was_removed(error):
-                raise JobFailed(f"the job {self.job} was removed by another command while it ran") from error
+                gone = unknown_job(self.job)
+                raise JobFailed(str(gone), hint=gone.hint) from error
             self._show_logs()
             raise self._failed_by(error) from error
 
@@ -175,6 +181,11 @@ class Run:
         self.workspace.is_kept = False
         ready_at = follower.ready_at or time.monotonic()
         return self._report(store, published, ready_at - self.started_at, follower.is_drained)
+
+    def _tell_accepted(self) -> None:
+        if self.options.accepts_loss:
+            for line in accepted_lines(self.record):
+                self.screen.warn(line)
 
     def _node_settings(self) -> NodeSettings:
         is_open = self.record.state is JobState.RUNNING
@@ -214,9 +225,17 @@ class Run:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
         with self.interrupts.immediate(above=max(1, self.interrupts.count)):
             published = link.insist(lambda: publish_job(store, facts.record))
+        self._check_kept(store, link, facts)
         link.insist(lambda: self._finish(store, published))
         discard_job(facts.record)
         return published
+
+    def _check_kept(self, store: JobStore, link: Link, before: JobFacts) -> None:
+        """Raises TailLost when Redis has less than it had before its files were published: they are not whole then."""
+        lines = losses_since(before, link.insist(lambda: store.facts(self.job)), "the run")
+        if lines:
+            link.insist(lambda: store.losses(self.job).report(before.record.run, lines))
+            raise TailLost(f"{LOST}: {'; '.join(lines)}")
 
     def _finish(self, store: JobStore, published: list[Published]) -> bool:
         """Raises JobFailed when somebody has ended the job while it was published."""
@@ -236,6 +255,9 @@ class Run:
     def _ended_early(self, facts: JobFacts) -> Exit:
         """Somebody else ended the job: the leader, a feeder, the node, or another command."""
         reason = facts.record.reason or "no reason was given"
+        if facts.record.losses:
+            lines = "".join(f"\n  - {line}" for line in facts.record.losses)
+            raise JobFailed(f"the job {self.job} has halted: {LOST}{lines}", hint=self._how_to_accept())
         if facts.record.state is JobState.FAILED:
             raise JobFailed(f"the job {self.job} failed: {reason}", hint=self._how_to_go_on())
         if facts.record.state is JobState.CANCELLED:
@@ -276,8 +298,19 @@ class Run:
 
     def _failed_by(self, error: CeleriacError) -> JobFailed:
         self.screen.end_progress()
+        if isinstance(error, SinkAhead | TailLost):
+            return self._halted_by(error)
         self._end_as(JobState.FAILED, str(error))
         return JobFailed(f"the job {self.job} failed: {error}", hint=error.hint or self._how_to_go_on())
+
+    def _halted_by(self, error: CeleriacError) -> JobFailed:
+        if isinstance(error, SinkAhead):
+            try:
+                LossStore(Scripts(connect(self.server.url)), self.job).report(self.record.run, [str(error)])
+            except StoreError as other:
+                self.screen.warn(f"the job could not be told that it has halted: {other}")
+        said = str(error).removeprefix(f"{LOST}: ")
+        return JobFailed(f"the job {self.job} has halted: {LOST}\n  - {said}", hint=self._how_to_accept())
 
     def _was_removed(self, error: CeleriacError) -> bool:
         """Whoever removes a job also takes its files away, which may be noticed first."""
@@ -303,6 +336,14 @@ class Run:
 
     def _how_to_go_on(self) -> str:
         return f"run it again with --job-id {self.job} to go on" if self.can_go_on else ""
+
+    def _how_to_accept(self) -> str:
+        if not self.can_go_on:
+            return "run it again: this Redis was a temporary one"
+        return (
+            f"bring Redis back with these writes, or run it again with --job-id {self.job} --accept-loss to go on"
+            " without them; docs/operations.md says what that means"
+        )
 
     def _show_logs(self) -> None:
         self.screen.end_progress()

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pipeline.errors import InboxFull, ProducerError, StoreError, StoreUnavailable, UnknownJob
+from pipeline.errors import InboxFull, JobRestored, ProducerError, StoreError, StoreUnavailable, UnknownJob
+from pipeline.losses import count_of
 from pipeline.producing.bounds import Bounds
 from pipeline.producing.outgoing import Outgoing
 from pipeline.producing.queue import LaneQueue
@@ -163,10 +164,11 @@ class Outbox:
     def _check(self) -> None:
         """Raises anew what ended the thread."""
         if self._failure is not None:
-            raise type(self._failure)(
-                f"{self._failure}; {self._pending():,} records handed over before are not known to be taken",
-                hint=self._failure.hint,
-            ) from self._failure
+            text = f"{self._failure}; {self._pending():,} records handed over before are not known to be taken"
+            if isinstance(self._failure, JobRestored):
+                counts = self._failure.acknowledged, self._failure.survived
+                raise JobRestored(text, self._failure.hint, *counts) from self._failure
+            raise type(self._failure)(text, hint=self._failure.hint) from self._failure
 
     def _pending(self) -> int:
         return sum(len(queue) for queue in self._queues)
@@ -238,6 +240,8 @@ class Outbox:
             with self._lock:
                 queue.put_off(error, self._clock() + self._pause(error, queue.failures))
         except StoreError as error:
+            if isinstance(error, JobRestored):
+                error = self._restored(error)
             # Whoever sends, flushes or closes is told by an error.
             _log.info("a producer stops: sender=%s: %s", queue.lane.name, error)
             with self._lock:
@@ -247,6 +251,16 @@ class Outbox:
             with self._lock:
                 self._bytes -= queue.settle()
                 self._progress.notify_all()
+
+    def _restored(self, error: JobRestored) -> StoreError:
+        """The error for the whole producer: what all of its lanes had, and still have."""
+        try:
+            has = sum(queue.lane.survived() for queue in self._queues)
+        except StoreError:
+            return error
+        had = sum(queue.lane.taken for queue in self._queues)
+        text = f"this producer had {count_of(had)} acknowledged, and the job has {has:,} of them"
+        return JobRestored(f"{str(error).partition(': sender ')[0]}: {text}", error.hint, had, has)
 
     def _pause(self, error: StoreError, failures: int) -> float:
         """Seconds, growing, with jitter."""

@@ -20,13 +20,17 @@ EFFECT_FORMATS = ("sql", "http", "call", "kafka")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One ownership of one partition. `run` tells two jobs of the same id apart."""
+    """One ownership of one partition. `run` tells two jobs of the same id apart, and generations of one job.
+
+    restored_end: the place behind the last entry that the server had when it began; None if the job was made on it.
+    """
 
     job: str
     run: str
     stage: int
     partition: int
     term: int
+    restored_end: Position | None = None
 
     @property
     def place(self) -> str:

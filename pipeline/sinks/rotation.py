@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from pipeline.errors import SinkError
+from pipeline.errors import SinkAhead, SinkError
 from pipeline.plan import SinkPlan
 from pipeline.sinks.columns import column_names
 from pipeline.sinks.committed import CommittedFile
@@ -47,6 +47,17 @@ class Claim(msgspec.Struct, frozen=True):
     job: str
     run: str
     sink: str
+
+    @property
+    def generation(self) -> int:
+        """`run` is `made_at.generation`."""
+        return int(self.run.partition(".")[2] or 0)
+
+    def follows(self, other: Claim) -> bool:
+        """True for a later generation of the same job: it goes on in the folder."""
+        made_at, other_made_at = self.run.partition(".")[0], other.run.partition(".")[0]
+        is_same = (self.job, self.sink, made_at) == (other.job, other.sink, other_made_at)
+        return is_same and self.generation > other.generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +109,16 @@ def publish_part(sink: SinkPlan, claim: Claim, facts: StagedFacts, *, is_own: bo
             else:
                 _write(sink, staged, part, facts)
             sync_folder(target)
-        if sink.format != "csv" and part.stat().st_size != facts.length_bytes:
+        size = part.stat().st_size
+        if sink.format != "csv" and size > facts.length_bytes:
+            if claim.generation == 0:
+                raise SinkAhead(
+                    f"sink {sink.name!r}: the part {part.name} holds {size:,} bytes, Redis has {facts.length_bytes:,}"
+                    " of them as committed"
+                )
+        elif sink.format != "csv" and size != facts.length_bytes:
             raise SinkError(
-                f"the part {part} has {part.stat().st_size} bytes, and {facts.length_bytes} were committed",
+                f"the part {part} has {size} bytes, and {facts.length_bytes} were committed",
                 "another program has changed it: restore it, or run the pipeline again as a new job",
             )
 
@@ -135,7 +153,12 @@ def finish_parts(sink: SinkPlan, claim: Claim, facts: Sequence[StagedFacts], pub
                 publish_part(sink, claim, fact, is_own=False)
         parts = [_counted(sink, path) for path in sorted(target.glob("part-*"))]
         found, wanted = sum(part.records for part in parts), published + sum(fact.records for fact in facts)
-        if found != wanted:
+        if found > wanted and claim.generation == 0:
+            raise SinkAhead(
+                f"sink {sink.name!r}: its parts hold {found:,} records, Redis has {wanted:,} of them as committed",
+                found - wanted,
+            )
+        if found < wanted:
             raise SinkError(
                 f"the parts in {target} hold {found:,} records, and {wanted:,} were committed",
                 "if parts were moved away or changed, that is what is missing; the job's result is not marked as whole",
@@ -163,7 +186,12 @@ def _claim(target: Path, claim: Claim) -> None:
     except FileNotFoundError:
         manifest = msgspec.json.decode((target / MANIFEST_NAME).read_bytes(), type=Manifest)
         found = Claim(manifest.job, claim.run, manifest.sink)
-    if found != claim:
+    if isinstance(found, Claim) and claim.follows(found):
+        with _temporary(target) as fresh:
+            write_synced(fresh, lambda out: out.write(msgspec.json.encode(claim)))
+            fresh.rename(path)
+        sync_folder(target)
+    elif found != claim:
         raise SinkError(
             f"the folder {target} holds parts of another run: {found}", "give the sink another path, or move them away"
         )

@@ -68,6 +68,7 @@ def open_stand(connection: Connection, owner: Owner, at: Position) -> Stand:
     Waits for a transaction of an earlier owner that is not through yet. Raises SinkAway when a later owner was here.
     """
     session = f"{owner.term}:{secrets.token_hex(8)}"
+    connection.execute(POSITIONS.update().where(_earlier(owner)).values(session=session))
     taken = connection.execute(
         POSITIONS.update().where(_place(owner), POSITIONS.c.term <= owner.term).values(term=owner.term, session=session)
     )
@@ -102,6 +103,18 @@ def move_stand(connection: Connection, owner: Owner, to: Stand) -> None:
     )
     if moved.rowcount != 1:
         raise SinkAway("fenced by the database: another worker has taken this partition over")
+
+
+def _earlier(owner: Owner) -> ColumnElement[bool]:
+    """The rows of earlier generations: their owners may not write any more. `run` is `made_at.generation`."""
+    columns = POSITIONS.c
+    return and_(
+        columns.job == owner.job,
+        columns.run != owner.run,
+        columns.run.startswith(owner.run.partition(".")[0] + ".", autoescape=True),
+        columns.stage == owner.stage,
+        columns.partition == owner.partition,
+    )
 
 
 def _place(owner: Owner) -> ColumnElement[bool]:

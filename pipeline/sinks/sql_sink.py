@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy.engine import Connection
 from sqlalchemy.engine.base import NestedTransaction
 
-from pipeline.errors import RowRejected, SinkAway, SinkError
+from pipeline.errors import RowRejected, SinkAhead, SinkAway, SinkError
+from pipeline.losses import partition_line, records_between
 from pipeline.plan import SinkPlan
 from pipeline.positions import Position
 from pipeline.records import Batch
@@ -39,7 +40,7 @@ class SqlEffect:
         self._checked: NestedTransaction | None = None
 
     def begin(self, owner: Owner, at: Position, given: Mapping[str, int]) -> Bound | None:
-        """The position of the database, while it is ahead of Redis. Raises SinkError when Redis has lost writes."""
+        """The position of the database, while it is ahead of Redis. Raises SinkAhead when writes were lost there."""
         self._take_back()
         if self._stand is None:
             self._open(owner, at)
@@ -47,11 +48,17 @@ class SqlEffect:
         self._is_behind = at.order < self._stand.end.order
         if not self._is_behind:
             return None
-        if at.order < self._stand.start.order:
-            raise SinkError(
-                f"Redis has lost its last writes: stage {owner.stage} partition {owner.partition} is at {at} there,"
-                f" and {self._database.shown} holds rows up to {self._stand.end}",
-                "run the pipeline again as a new job, on an emptied table",
+        # Behind the last step there, or behind entries that nobody has any more: those rows are of other records.
+        end = owner.restored_end
+        if at.order < self._stand.start.order or (end is not None and self._stand.end.order > end.order):
+            raise SinkAhead(
+                partition_line(
+                    (owner.stage, owner.partition),
+                    f"the tables {', '.join(self.sinks)} in {self._database.shown} hold rows",
+                    self._stand.end,
+                    at,
+                ),
+                records_between(at, self._stand.end),
             )
         return Bound(self._stand.end, self._stand.timers)
 

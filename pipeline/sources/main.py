@@ -17,11 +17,13 @@ from typing import Final
 from pipeline.errors import (
     CeleriacError,
     InboxClosed,
+    JobRestored,
     JobStateError,
     PipelineError,
     StaleSender,
     StoreFull,
     StoreUnavailable,
+    TailLost,
     UnknownJob,
 )
 from pipeline.graph import Graph, Source
@@ -94,7 +96,13 @@ def run_feeder(settings: FeederSettings) -> int:
     try:
         store = JobStore(Scripts(connect(settings.redis_url)))
         return _feed(settings, store)
-    except (InboxClosed, UnknownJob, StaleSender) as error:
+    except (UnknownJob, TailLost) as error:
+        _log.error("source=%s ends: %s (%s)", settings.source, error, error.hint)
+        return 0  # whoever runs the job sees the same
+    except JobRestored as error:
+        _log.warning("source=%s begins anew: %s", settings.source, error)
+        return AWAY
+    except (InboxClosed, StaleSender) as error:
         _log.info("source=%s ends: %s", settings.source, error)
         return 0
     except (StoreUnavailable, StoreFull) as error:

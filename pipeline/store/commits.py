@@ -22,6 +22,8 @@ class Refusal(Enum):
     OLD_TABLE = -3
     FULL = -4
     STOPPED = -5
+    NEW_SERVER = -6
+    """The leader has not adopted the run of the server yet: no token from before it is worth anything."""
     FOREIGN_KEY = -7
 
 

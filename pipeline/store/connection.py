@@ -50,6 +50,9 @@ def connect(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
         ) from error
 
 
+_READ_ONLY_HINT = "it is a replica: make it the primary again, or use the address of the primary"
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turns the client's errors into ours."""
@@ -72,7 +75,7 @@ def translated() -> Iterator[None]:
     ) as error:
         raise StoreUnavailable(f"Redis cannot be reached: {error}", hint="is the server up?") from error
     except exceptions.ReadOnlyError as error:
-        raise UnsuitableServer("Redis is read-only", hint="use the address of the primary, not of a replica") from error
+        raise StoreUnavailable("Redis is read-only just now", hint=_READ_ONLY_HINT) from error
     except exceptions.ResponseError as error:
         raise _response_error(error) from error
     except exceptions.RedisError as error:
@@ -93,7 +96,7 @@ def _response_error(error: exceptions.ResponseError) -> StoreError:
     found = _CODE.search(text)
     match found[1] if found else "":
         case "READONLY":
-            return UnsuitableServer("Redis is read-only", hint="use the address of the primary, not of a replica")
+            return StoreUnavailable("Redis is read-only just now", hint=_READ_ONLY_HINT)
         case "NOAUTH" | "WRONGPASS" | "NOPERM":
             return UnsuitableServer(f"Redis refuses us: {text}", hint="check user and password in the address")
         case "WRONGTYPE":

@@ -12,15 +12,22 @@ from redis.exceptions import NoPermissionError, ResponseError
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
+from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.letters import DeadLetter, read_letter
+from pipeline.store.losses import LossStore
 from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+
+NO_JOB: Final = (
+    "celeriac list shows the jobs; one that was there before was removed, or this Redis was emptied or came back"
+    " without its data"
+)
 
 _TAKEOVERS: Final = 10
 
@@ -90,7 +97,7 @@ class JobStore:
         with translated():
             state = self._client.hget(keys.job(job), "state")
         if state is None:
-            raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+            raise UnknownJob(f"there is no job {job!r}", hint=NO_JOB)
         return JobState(state.decode())
 
     def transition(self, job: str, to: JobState, reason: str = "", leader_token: str = "") -> None:
@@ -99,11 +106,17 @@ class JobStore:
         answer = self._scripts.run("transition", names, [to.value, reason, leader_token, *BEFORE[to]])
         match answer[0]:
             case -5:
-                raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+                raise UnknownJob(f"there is no job {job!r}", hint=NO_JOB)
             case -1:
                 raise StaleTerm(f"this leader no longer leads job {job!r}")
+            case -2:
+                raise JobStateError(f"job {job!r} has halted: {LOST}", hint=HINT)
             case 0:
                 raise JobStateError(f"job {job!r} is {answer[1].decode()}; it cannot become {to.value}")
+
+    def losses(self, job: str) -> LossStore:
+        """For those who remember more of the job than Redis."""
+        return LossStore(self._scripts, job)
 
     def facts(self, job: str) -> JobFacts:
         """Everything at about one moment, in two round trips. Raises UnknownJob, StoreError."""
@@ -236,7 +249,7 @@ class JobStore:
 
 def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
     if not raw:
-        raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+        raise UnknownJob(f"there is no job {job!r}", hint=NO_JOB)
     try:
         text = {k.decode(): v.decode() for k, v in raw.items() if k != b"plan"}
         return JobRecord(
@@ -252,6 +265,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
+            losses=tuple(text.get("lost", "").splitlines()),
+            accepted=tuple(text.get("accepted", "").splitlines()),
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error

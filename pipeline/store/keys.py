@@ -24,6 +24,9 @@ def of_job(job: str) -> str:
 def job(job: str) -> str:
     """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader.
 
+    run_id: of the server that the tokens, leases and restored positions belong to. lost: a line for each thing that
+    somebody misses, written by whoever notices; accepted: those of the generation before.
+
     `waits:source` -> what a source waits for. Written by its feeder.
     """
     return of_job(job) + ":job"
@@ -35,7 +38,7 @@ def removing(job: str) -> str:
 
 
 def leader(job: str) -> str:
-    """Hash: name, token, term, until, now. The lease of the job's leader."""
+    """Hash: name, token, term, until, now, server (that it was taken on). The lease of the job's leader."""
     return of_job(job) + ":leader"
 
 
@@ -65,7 +68,10 @@ def inbox(job: str, stage: int, partition: int) -> str:
 
 
 def meta(job: str, stage: int, partition: int) -> str:
-    """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only."""
+    """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only.
+
+    restored, restored_end: its position, and the place behind its last entry, when the server's run began.
+    """
     return f"{of_job(job)}:meta:{stage}.{partition}"
 
 
@@ -141,7 +147,7 @@ def out(job: str, sink: str) -> str:
 
 
 def out_meta(job: str, sink: str) -> str:
-    """Hash: head and readers' positions of an output stream; the counterpart of `meta`."""
+    """Hash: head, restored_end and readers' positions of an output stream; the counterpart of `meta`."""
     return f"{of_job(job)}:outmeta:{sink}"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import StaleTerm, UnknownJob
-from pipeline.plan import Plan
+from pipeline.errors import StaleTerm
+from pipeline.plan import Plan, stream_names
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.losses import unknown_job
 from pipeline.store.outputs import remove_silent
 from pipeline.store.scripts import Scripts
 
@@ -42,7 +43,7 @@ class Leadership:
             case 0:
                 return Lease("", answer[1].decode(), False)
             case _:
-                raise UnknownJob(f"there is no job {job!r}")
+                raise unknown_job(job)
 
     def release(self, job: str, token: str) -> None:
         self._scripts.run("release", [keys.leader(job)], [token])
@@ -122,9 +123,21 @@ class Leadership:
             raise StaleTerm(f"{self._name} no longer leads job {job!r}")
         return removed
 
-    def adopt_server(self, job: str, token: str, run_id: str) -> None:
-        """Records the server's run id, once every partition has a new term. Raises StaleTerm."""
-        self._answer(job, self._scripts.run("adopt", [keys.leader(job), keys.job(job)], [token, run_id]))
+    @property
+    def server(self) -> str:
+        """The run id of the server that the last call has reached."""
+        return self._scripts.server
+
+    def adopt_server(self, job: str, token: str, plan: Plan) -> bool:
+        """The job goes on on the run of the server that answers: every ownership of the run before ends, in one step.
+
+        Each partition keeps where it stood then. False when it was done before. Raises StaleTerm.
+        """
+        names = [keys.leader(job), keys.job(job), keys.assignment(job), keys.control(job)]
+        places = plan.partitions()
+        names += [keys.meta(job, *place) for place in places]
+        names += [keys.out_meta(job, stream) for stream in stream_names(plan)]
+        return self._answer(job, self._scripts.run("adopt", names, [token, len(places)])) == 1
 
     def _answer(self, job: str, answer: list[int]) -> int:
         if answer[0] == -1:

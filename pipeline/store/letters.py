@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pipeline.codec import decode_batch, encode_batch, key_field
-from pipeline.errors import DecodingError, InboxFull, JobStateError, LetterError, UnknownJob
+from pipeline.errors import DecodingError, InboxFull, JobStateError, LetterError, StoreUnavailable, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.keying import group_of
 from pipeline.records import Batch
@@ -186,6 +186,8 @@ class LetterStore:
                     ),
                     hint="run these records in a new job; `celeriac remove` deletes them with this one",
                 )
+            case -4:
+                raise StoreUnavailable("Redis was restarted just now", hint="try again in a moment")
             case -5:
                 raise self._no_job()
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from pipeline.codec import decode_batch
-from pipeline.errors import ReadingError, StaleReader, UnknownJob
+from pipeline.errors import JobRestored, ReadingError, StaleReader, StoreError, TailLost, UnknownJob
 from pipeline.facts import OutputFacts, ReaderFacts
+from pipeline.losses import HINT, LOST, count_of
 from pipeline.messages import Data, decode_header
 from pipeline.positions import entry_after
 from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.scripts import Scripts
+from pipeline.store.standing import restored
 
 LONGEST_WAIT_MS: Final = 5_000
 """Below the time after which the client takes a silent server for dead."""
@@ -77,7 +80,16 @@ class OutputReader:
         self._sink = sink
         self._reader = reader
         self._bounds = _bounds(limits)
+        self._job = job
         self._keys = _keys(job, sink)
+        self._opening = opening
+        self._read_to = ""
+        self._register(opening)
+        self._read_to = self.position
+        self._unanswered: str | None = None
+
+    def _register(self, opening: Opening) -> None:
+        job, sink, scripts, reader = self._job, self._sink, self._scripts, self._reader
         expire_ms = "" if opening.expire_seconds is None else max(1, int(opening.expire_seconds * 1000))
         answer = scripts.run("reader", [*self._keys, keys.job(job)], [reader, opening.start, expire_ms, *self._bounds])
         match answer[0]:
@@ -94,8 +106,37 @@ class OutputReader:
                 )
         self.position: str = answer[1].decode()
         self.is_new = bool(answer[2])
-        self._read_to: str = self.position
-        self._unanswered: str | None = None
+        self._run, self._adopted, self._server = answer[3].decode(), answer[4], scripts.server
+
+    def _compare(self) -> None:
+        """Another run of the server answers: goes on if it has all that was read. Raises TailLost, JobRestored."""
+        server = self._scripts.meet()
+        answer = self._scripts.run("resume", [keys.job(self._job), self._keys[1]], [self._reader])
+        if answer[0] == -5:
+            raise unknown_job(self._job)
+        run, adopted, end, place = answer[1].decode(), answer[2], answer[3].decode(), answer[4].decode()
+        if run.partition(".")[0] != self._run.partition(".")[0]:
+            raise unknown_job(self._job)
+        if _order(self._read_to) > _order(end):
+            raise self._lost(run, end)
+        if not place:
+            entry, skipped = _parts(self.position)
+            self._register(Opening(_first(entry) + skipped, self._opening.expire_seconds))
+        elif _order(place) < _order(self.position):
+            self.position = place  # that it had gone on from there is lost, and nothing else
+        self._run, self._adopted, self._server = run, adopted, server
+
+    def _lost(self, run: str, end: str) -> StoreError:
+        who = "a reader without a name" if self._reader.startswith(TEMPORARY) else f"reader {self._reader}"
+        had, has = self.next_number - 1, _first(end) - 1
+        line = f"output {self._sink!r}: {who} had read up to result {had:,}, Redis has {has:,} ({count_of(had - has)})"
+        if run != self._run:
+            return JobRestored(
+                f"{restored(self._job, run.partition('.')[2])}: {line}",
+                hint=f"the numbers behind {has:,} are given again, to other results: read anew from there",
+            )
+        LossStore(self._scripts, self._job).report(run, [line])
+        return TailLost(f"{LOST}: {line}", hint=HINT)
 
     @property
     def read_to(self) -> str:
@@ -113,6 +154,8 @@ class OutputReader:
 
         Raises StaleReader when records were trimmed that were not read, DecodingError, StoreError.
         """
+        if self._scripts.server != self._server:
+            self._compare()
         place, found = self._read_to, []
         for entry_id, fields in self._entries(entries, wait_ms):
             entry, skipped = _parts(place)
@@ -150,6 +193,8 @@ class OutputReader:
         self._move(self.position if self._unanswered is None else self._unanswered)
 
     def _move(self, to: str) -> None:
+        if self._scripts.server != self._server:
+            self._compare()
         is_repeated = self._unanswered == to
         self._unanswered = to
         answer = self._scripts.run("advance", self._keys, [self._reader, self.position, to, *self._bounds])
@@ -165,13 +210,28 @@ class OutputReader:
         self.position = to
 
     def _entries(self, count: int, wait_ms: int) -> list[Any]:
-        client, out, (entry, _) = self._scripts.client, self._keys[0], _parts(self._read_to)
+        raw = self._page(count)
+        if not raw and wait_ms:
+            # XREAD wants the id before the one we look for; an id below it in the same stream does not exist.
+            before = _before(_parts(self._read_to)[0])
+            with translated():
+                self._scripts.client.xread({self._keys[0]: before}, count=1, block=min(wait_ms, LONGEST_WAIT_MS))
+            raw = self._page(count)
+        return raw
+
+    def _page(self, count: int) -> list[Any]:
+        """Nothing is added to a stream before the job has adopted the server: what is read with that belongs to it."""
+        entry, _ = _parts(self._read_to)
         with translated():
-            raw = client.xrange(out, entry, "+", count=count)
-            if not raw and wait_ms:
-                # XREAD wants the id before the one we look for; an id below it in the same stream does not exist.
-                client.xread({out: _before(entry)}, count=1, block=min(wait_ms, LONGEST_WAIT_MS))
-                raw = client.xrange(out, entry, "+", count=count)
+            pipe = self._scripts.client.pipeline(transaction=False)
+            pipe.xrange(self._keys[0], entry, "+", count=count)
+            pipe.hget(keys.job(self._job), "run_id")
+            raw, adopted = pipe.execute()
+        if adopted is None:
+            raise unknown_job(self._job)
+        if adopted != self._adopted:
+            self._compare()
+            return self._page(count)
         return list(raw)
 
 
@@ -228,6 +288,13 @@ def _parts(place: str) -> tuple[str, int]:
 def _first(entry: str) -> int:
     """The number of the first record of an entry, or of the next one behind control."""
     return int(entry.partition("-")[0])
+
+
+def _order(place: str) -> tuple[int, int, int]:
+    """Grows along a stream."""
+    entry, skipped = _parts(place)
+    first, _, sub = entry.partition("-")
+    return int(first), int(sub), skipped
 
 
 def _before(entry: str) -> str:

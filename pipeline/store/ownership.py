@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipeline.codec import key_field, read_key_field, read_timer_member, state_field
-from pipeline.errors import ForeignData, UnknownJob
+from pipeline.errors import ForeignData
 from pipeline.keying import GROUPS, group_of
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
@@ -16,6 +16,7 @@ from pipeline.store import keys
 from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
 from pipeline.store.holds import Hold, piece_field, read_hold
+from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 
 MOST_TRIED: Final = 10
@@ -47,6 +48,7 @@ class Acquired:
     published: sink -> records in parts of a rotating sink that are in its folder.
     attempts: how often the record at the position has failed. tried: when and how, the last times.
     skipped: records that failed and were dropped so far. held: keys that are held, with what is behind their letters.
+    restored_end: the place behind the last entry that was there when the server began; None if the job was made on it.
     """
 
     position: Position
@@ -62,6 +64,7 @@ class Acquired:
     tried: tuple[str, ...] = ()
     skipped: int = 0
     held: dict[Any, Hold] = field(default_factory=dict)
+    restored_end: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Ownership:
         names = [keys.workers(self.job), keys.job(self.job), keys.control(self.job)]
         answer = self.scripts.run("heartbeat", names, [self.worker, self.incarnation, report])
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {self.job!r}")
+            raise unknown_job(self.job)
         if answer[0] == -1:
             return None
         return Pulse(JobState(answer[1].decode()), answer[2].decode())
@@ -167,6 +170,7 @@ class Ownership:
             tried=tried,
             skipped=int(meta.get("skipped", 0)),
             held={read_key_field(name): read_hold(data) for name, data in zip(*[iter(answer[5])] * 2, strict=True)},
+            restored_end=Position(meta["restored_end"]) if "restored_end" in meta else None,
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:

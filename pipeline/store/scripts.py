@@ -1,8 +1,13 @@
-"""Loads the Lua scripts and runs them. Each script's KEYS, ARGV and answers stand in the head of its file."""
+"""Loads the Lua scripts and runs them. Each script's KEYS, ARGV and answers stand in the head of its file.
+
+The text of a script names the run of the server that it is for. A server forgets scripts when it ends, so none that was
+meant for another run, whose last writes may be gone, ever runs on this one.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib import resources
 from os import getpid
@@ -12,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from pipeline.errors import StoreRestarted
 from pipeline.store.connection import translated
 
 _FOLDER = resources.files("pipeline.store") / "scripts"
@@ -22,9 +28,12 @@ _KEPT: WeakKeyDictionary[Any, list[tuple[Any, int, float]]] = WeakKeyDictionary(
 _PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
 
 
-def source(name: str) -> str:
-    """The text that Redis runs for a script."""
-    return _PRELUDE + (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+_RUN_ID: Final = re.compile(rb"^run_id:([0-9A-Za-z]+)\r?$", re.MULTILINE)
+
+
+def source(name: str, server: str = "") -> str:
+    """The text that Redis runs for a script, on the run of the server with that id."""
+    return f"local server = '{server}'\n" + _PRELUDE + (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Scripts:
@@ -32,20 +41,57 @@ class Scripts:
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self.server = ""
+        """The run id of the server that the last call has reached; empty before the first one."""
         self._known: dict[str, tuple[str, str]] = {}
         self._kept = _KEPT.setdefault(client, [])
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
-        """The script's answer. Raises the errors of `pipeline.store.connection.translated`."""
-        known = self._known.get(name)
-        if known is None:
-            text = source(name)
-            known = self._known[name] = (hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
+        """The script's answer. Raises the errors of `pipeline.store.connection.translated`.
+
+        Raises StoreRestarted, once, when another run of the server answers than before; the script was not run then.
+        """
+        known = self._known.get(name) or self._learn(name)
         with translated():
             try:
                 return self._send("EVALSHA", known[0], len(keys), *keys, *args)
             except NoScriptError:
-                return self._send("EVAL", known[1], len(keys), *keys, *args)
+                return self._teach("EVAL", known[1], len(keys), *keys, *args)
+
+    def meet(self) -> str:
+        """The run id of the server that answers. Raises StoreRestarted when it is another one than before."""
+        with translated():
+            self._note(self._send("INFO", "server"))
+        return self.server
+
+    def _learn(self, name: str) -> tuple[str, str]:
+        text = source(name, self.server or self.meet())
+        known = self._known[name] = (hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
+        return known
+
+    def _teach(self, *command: Any) -> list[Any]:
+        """Sends a script's text on the very connection whose server has just said that the text is meant for it."""
+        connection = self._connection()
+        try:
+            connection.send_command("INFO", "server")
+            self._note(connection.read_response())
+            connection.send_command(*command)
+            return connection.read_response()  # type: ignore[no-any-return]
+        except (ResponseError, StoreRestarted):
+            raise  # the answer was read
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._keep(connection)
+
+    def _note(self, info: Any) -> None:
+        found = _RUN_ID.search(info)
+        server = found[1].decode() if found else "unknown"
+        before, self.server = self.server, server
+        if before and before != server:
+            self._known.clear()
+            raise StoreRestarted("Redis was restarted", hint="it is tried again")
 
     def _send(self, *command: Any) -> list[Any]:
         """As `client.execute_command`, without its hooks, which look at each argument: half of the cost of a call."""

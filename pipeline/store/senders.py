@@ -9,15 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from pipeline.codec import check_encodable, encode_batch, shown
 from pipeline.errors import (
-    EncodingError,
     InboxClosed,
     InboxFull,
-    StaleSender,
+    JobRestored,
     StoreError,
     StoreFull,
-    UnknownJob,
     UnknownSender,
 )
 from pipeline.lifecycle import JobState
@@ -28,19 +25,15 @@ from pipeline.store import keys
 from pipeline.store.connection import connect, translated
 from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
+from pipeline.store.losses import unknown_job
 from pipeline.store.patience import Patience
+from pipeline.store.payloads import encode_faulty, encoded_position, no_place
 from pipeline.store.scripts import Scripts
+from pipeline.store.standing import Sender, Standing, restored
 
 logger = logging.getLogger(__name__)
 
 WAIT_CHARACTERS: Final = 500
-
-POSITION_BYTES: Final = 4096
-"""The most that a position may have as JSON."""
-
-
-def _no_place(_index: int) -> str:
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +78,21 @@ class Feed:
         name = f"{self._generation}/{self._address.source}/{split}"
         names = [keys.senders(job), keys.job(job)]
         names += [keys.log(job, stage.index, number) for number in range(stage.partitions)]
-        answer = self._patience.through_outages(
-            lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"])
-        )
-        if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
-        if answer[0] == -3:
-            raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
-        return Lane(self._scripts, self._address, self._plan, name, answer[1:], self._patience)
+
+        def register() -> list[Any]:
+            answer = self._patience.through_outages(
+                lambda: self._scripts.run("register", names, [name, "1" if exclusive else "0"])
+            )
+            match answer[0]:
+                case -5:
+                    raise unknown_job(job)
+                case -3:
+                    raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
+                case -6:
+                    raise JobRestored(restored(job, "another number"), hint="open it anew")
+            return answer[1:]
+
+        return Lane(self._scripts, self._address, self._plan, name, register, self._patience)
 
     def visit(self, lanes: Sequence[Lane]) -> None:
         """Says that these lanes, which will not come back under their names, are still there.
@@ -104,7 +104,7 @@ class Feed:
         visitors = [lane.visitor for lane in lanes]
         answer = self._patience.through_outages(lambda: self._scripts.run("visit", names, visitors))
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
 
     def tell_wait(self, text: str) -> None:
         """Has the job's status say what this source waits for; with no text it waits no more.
@@ -116,7 +116,7 @@ class Feed:
             lambda: self._scripts.run("waits", [keys.job(job)], [self._address.source, text[:WAIT_CHARACTERS]])
         )
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
 
     def takes_input(self) -> bool:
         """Whether new records may be appended now. Raises UnknownJob, StoreUnavailable, StoreError."""
@@ -157,12 +157,9 @@ class Feed:
             lambda: self._scripts.run("complete", [keys.job(job), keys.senders(job)], [source, splits])
         )
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
         if answer[0] == -6:
             raise StoreError(f"source {source!r} has {answer[1]} finished splits, not {splits}")
-
-    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
-        return self._patience.through_outages(lambda: self._scripts.run(script, names, args))
 
 
 class Lane:
@@ -174,20 +171,30 @@ class Lane:
         address: FeedAddress,
         plan: Plan,
         name: str,
-        registration: list[Any],
+        register: Callable[[], list[Any]],
         patience: Patience,
     ) -> None:
+        """Registers. Raises what `register` does."""
         self._scripts = scripts
         self._patience = patience
         self._address = address
         self._limits = plan.limits
         self._memory = own_ids.Memory.of(plan.source(address.source))
-        self._id, self._epoch, partition, self.taken, self.finished, stored = registration
+        self._plan = plan
+        self.name = name
+        self._register = register
+        self._enter(register())
+
+    def _enter(self, registration: list[Any]) -> None:
+        """Begins from what the job has said of this sender."""
+        self._server = self._scripts.server
+        self._id, self._epoch, partition, self.taken, self.finished, stored, run = registration
         number, _, position = stored.partition(b" ")
         self.position = msgspec.json.decode(position) if position else None
         """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
         self.position_at = int(number or 0)
-        job, stage = address.job, plan.entry_stage(address.source).index
+        job, source = self._address.job, self._address.source
+        stage = self._plan.entry_stage(source).index
         self._log = keys.log(job, stage, partition)
         self._keys = [
             keys.inbox(job, stage, partition),
@@ -195,15 +202,16 @@ class Lane:
             self._log,
             keys.job(job),
         ]
-        self.name = name
-        self.visitor = f"{stage}.{partition} {self._id} {name}"
+        self.visitor = f"{stage}.{partition} {self._id} {self.name}"
         """What it is among the visitors, if it is one."""
+        sender = Sender(job, run.decode(), source, self.name, self._id, self._epoch, self._log)
+        self._standing = Standing(self._scripts, sender, self._patience)
 
     def append(
         self,
         first: int,
         batch: Batch,
-        place: Callable[[int], str] = _no_place,
+        place: Callable[[int], str] = no_place,
         ids: Sequence[str | None] | None = None,
         position: Callable[[int], Any] | None = None,
     ) -> None:
@@ -212,11 +220,12 @@ class Lane:
         A record that cannot be encoded, or is larger than the job's limit, becomes a fault: it keeps its number and
         ends as a dead letter, which says by `place(index)` where the record is from. Blocks while the inbox is full.
         `ids` are the records' own, of the outside world: one that the source has seen before is taken and dropped.
-        `position(index)` is where to read on behind the record at that index, a JSON value of at most POSITION_BYTES.
+        `position(index)` is where to read on behind the record at that index, a JSON value of 4 KiB at most.
         It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
         Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),
-        InboxClosed, StaleSender, UnknownSender, UnknownJob, StoreError for a gap.
+        InboxClosed, StaleSender, UnknownSender, UnknownJob; TailLost when the job has less than it had acknowledged,
+        and JobRestored when it goes on without that under another generation.
         """
         if first > self.taken + 1:
             raise StoreError(f"sender {self.name!r}: number {first} would leave a gap behind {self.taken}")
@@ -240,21 +249,19 @@ class Lane:
 
     def _send(self, first: int, count: int, payload: bytes, ids: Sequence[str | None], position: Any) -> None:
         id_keys, id_args = own_ids.arguments(self._address.job, self._address.source, ids, self._memory)
-        args = [
-            self._id,
-            self._epoch,
+        rest = [
             first,
             count,
             payload,
             "",
             self._limits.inbox_records,
             self._limits.inbox_bytes,
-            _encoded_position(position),
+            encoded_position(position),
             *id_args,
         ]
         full_since: float | None = None
         while True:
-            code, last = self._answer([*self._keys, *id_keys], args)
+            code, last = self._answer(id_keys, rest)
             if code == -4:
                 full_since = full_since if full_since is not None else self._patience.clock()
                 self._wait_while_full(full_since)
@@ -266,10 +273,10 @@ class Lane:
                 return
             raise self._refusal(code, last)
 
-    def _answer(self, names: list[str], args: list[Any]) -> tuple[int, int]:
+    def _answer(self, id_keys: list[str], rest: list[Any]) -> tuple[int, int]:
         """The script's answer; a Redis without memory counts as a full inbox."""
         try:
-            code, last = self._run("append", names, args)
+            code, last = self._run("append", lambda: ([*self._keys, *id_keys], [self._id, self._epoch, *rest]))
         except StoreFull:
             return -4, self.taken
         return code, last
@@ -286,9 +293,9 @@ class Lane:
     def finish(self, count: int) -> None:
         """Says that the split has exactly `count` records. Idempotent. Raises StoreError if it has not."""
         job = self._address.job
-        names = [self._log, keys.senders(job), keys.job(job)]
-        answer = self._patience.through_outages(
-            lambda: self._scripts.run("finish", names, [self._id, count, self._address.source])
+        answer = self._run(
+            "finish",
+            lambda: ([self._log, keys.senders(job), keys.job(job)], [self._id, count, self._address.source]),
         )
         if answer[0] != 1:
             raise self._refusal(answer[0], answer[1] if len(answer) > 1 else 0)
@@ -299,15 +306,38 @@ class Lane:
         Only for a sender of a name that is never used again: whatever it sends later is refused. Raises UnknownJob.
         """
         job = self._address.job
-        names = [self._log, keys.senders(job), keys.job(job), keys.visitors(job)]
-        args = [self.name, self._id, self._epoch, self.visitor]
-        answer = self._patience.through_outages(lambda: self._scripts.run("leave", names, args))
+        answer = self._run(
+            "leave",
+            lambda: (
+                [self._log, keys.senders(job), keys.job(job), keys.visitors(job)],
+                [self.name, self._id, self._epoch, self.visitor],
+            ),
+        )
         if answer[0] == -5:
-            raise UnknownJob(f"there is no job {job!r}")
+            raise unknown_job(job)
         return bool(answer[0])
 
-    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any]:
-        return self._patience.through_outages(lambda: self._scripts.run(script, names, args))
+    def _run(self, script: str, make: Callable[[], tuple[list[str], list[Any]]]) -> list[Any]:
+        """`make` gives KEYS and ARGV of what this sender is registered as at the moment of the call."""
+
+        def call() -> list[Any]:
+            # Also when the call before has met the other server: nothing is sent until it is known what that one has.
+            if self._scripts.server != self._server:
+                self._compare()
+            return self._scripts.run(script, *make())
+
+        return self._patience.through_outages(call)
+
+    def survived(self) -> int:
+        """How many records that were acknowledged the job has, whatever its generation. Raises StoreError."""
+        return self._standing.survived(self.taken)
+
+    def _compare(self) -> None:
+        """Another run of the server answers. Raises TailLost, JobRestored unless it has all that was acknowledged."""
+        server = self._scripts.server
+        if not self._standing.compare(self.taken):
+            self._enter(self._register())  # that it had registered is lost, and nothing else
+        self._server = server
 
     def _refusal(self, code: int, last: int) -> StoreError:
         job = self._address.job
@@ -317,58 +347,10 @@ class Lane:
                     f"sender {self.name!r} is not registered with job {job!r}", hint="register it anew"
                 )
             case -2:
-                return StaleSender(f"a newer instance of sender {self.name!r} has registered; this one must stop")
+                return self._standing.refusal(self.taken, None)
             case -3:
                 return InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
             case -5:
-                return UnknownJob(f"there is no job {job!r}", hint="it was removed, or Redis lost it")
+                return unknown_job(job)
             case _:
-                return StoreError(
-                    f"sender {self.name!r}: the job has its numbers up to {last}, and others do not follow"
-                )
-
-
-def encode_faulty(batch: Batch, record_bytes: int, place: Callable[[int], str] = _no_place) -> bytes:
-    """The payload; records that cannot be stored are replaced by faults that say why."""
-    try:
-        payload = encode_batch(batch)
-        if len(payload) <= record_bytes:
-            return payload
-    except EncodingError as error:
-        logger.debug("a batch holds records that cannot be stored: %s", error)
-    values = list(batch.values)
-    faults = {index: _storable(why) for index, why in batch.faults.items()}
-    for index, value in enumerate(values):
-        try:
-            size = check_encodable(value)
-        except EncodingError as error:
-            faults[index] = _storable(place(index) + str(error))
-            values[index] = shown(value, 1000)
-            continue
-        if size > record_bytes:
-            faults[index] = _storable(
-                f"{place(index)}the record has {size} bytes, more than the limit of {record_bytes}"
-            )
-            values[index] = shown(value, 1000)
-    return encode_batch(Batch(values, batch.keys, batch.times, batch.ids, faults))
-
-
-def _encoded_position(position: Any) -> bytes:
-    """Raises EncodingError."""
-    if position is None:
-        return b""
-    try:
-        encoded = msgspec.json.encode(position)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise EncodingError(f"the position {shown(position, 200)} is no JSON value: {error}") from error
-    if len(encoded) > POSITION_BYTES:
-        raise EncodingError(
-            f"a position has {len(encoded):,} bytes as JSON, more than the {POSITION_BYTES:,} allowed",
-            hint="keep a number or a short text, not what was read",
-        )
-    return encoded
-
-
-def _storable(text: str) -> str:
-    """The text without lone surrogates, which no encoder takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+                return self._standing.refusal(self.taken, last)

@@ -19,6 +19,7 @@ from pipeline.cli.main import run_command
 from pipeline.client import Client
 from pipeline.errors import StoreError
 from pipeline.lifecycle import JobState
+from pipeline.store.jobs import NO_JOB
 from pipeline.store.outputs import remove_reader
 from pipeline.store.scripts import Scripts
 from tests.e2e.chaos import wait_until
@@ -177,7 +178,7 @@ def test_a_closed_pipe_ends_with_141_and_leaves_no_reader(job: LocalJob, redis_u
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nobody"], "error: there is no job 'nobody'\nhint: celeriac list shows the jobs\n"),
+        (["nobody"], f"error: there is no job 'nobody'\nhint: {NO_JOB}\n"),
         (["j"], "error: the job 'j' has several outputs to read: raw, averages\nhint: name one\n"),
         (["j", "rwa"], "error: the job 'j' has no sink 'rwa'\nhint: did you mean 'raw'?\n"),
         (

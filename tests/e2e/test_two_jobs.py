@@ -57,7 +57,7 @@ def test_a_job_that_is_removed_while_it_runs_leaves_no_key(site: Site, redis_url
     run.finish(code=1)
 
     assert removed.returncode == 0, removed.stderr
-    assert f"the job {job} was removed by another command" in run.said()
+    assert f"this Redis no longer knows job {job!r}: it was removed" in run.said()
     assert keys_of(redis_url, job) == []
     site.assert_clean("flow.py")
 

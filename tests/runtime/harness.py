@@ -68,6 +68,16 @@ def stopped_clock() -> float:
     return 0.0
 
 
+def insist(call: Callable[[], Any]) -> Any:
+    """The answer of a call that may meet a connection that is closed first, and then the restart of Redis."""
+    for _ in range(10):
+        try:
+            return call()
+        except StoreUnavailable:
+            continue
+    return call()
+
+
 class HandClock:
     """Goes on only when it is told to: a back-off is over when the test says so, at the next `look`."""
 
@@ -166,6 +176,13 @@ class LocalJob:
             assert self.leader.assign(self.job, self.token, place, to, term, f"n{term}", ticket, is_unclean)
         if is_told:
             self.look()
+
+    def adopt(self) -> None:
+        """As the leader does when Redis was restarted: every ownership ends. `assign` comes next."""
+        for scripts in (self._scripts, *self.scripts.values()):
+            insist(scripts.meet)
+        self.token = insist(lambda: self.leader.hold(self.job, 600)).token
+        insist(lambda: self.leader.adopt_server(self.job, self.token, self.plan))
 
     def look(self) -> None:
         """Every worker follows the assignment table, and works once on what is new, as `Owning` does."""

@@ -30,6 +30,7 @@ from pipeline.errors import (
     StaleSender,
     StoreError,
     StoreUnavailable,
+    TailLost,
     UnknownJob,
     UnknownSender,
 )
@@ -442,7 +443,9 @@ def test_a_redis_that_is_away_is_waited_for_and_what_was_handed_over_is_kept(tmp
                 producer.flush()
             assert producer.pending == len(accepted)
             server.restart()
+            job.adopt()
             assert producer.flush(30.0) is Durability.ALWAYS
+        job.assign()
         job.run_and_sweep()
 
         assert job.values() == ["first", *accepted]
@@ -474,7 +477,7 @@ def test_a_redis_that_came_back_without_its_last_records_ends_the_producer_and_l
     before = [job.client.xrange(keys.inbox("j", *place)) for place in job.places]
 
     producer.send("k", 10)
-    with pytest.raises(StoreError, match="the job has its numbers up to 7, and others do not follow"):
+    with pytest.raises(TailLost, match=r"web-1/0 had acknowledged up to 10, Redis has 7 \(3 records\)"):
         producer.flush()
 
     assert [job.client.xrange(keys.inbox("j", *place)) for place in job.places] == before

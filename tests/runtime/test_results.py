@@ -387,6 +387,8 @@ def test_an_outage_of_redis_is_waited_for() -> None:
         thread = threading.Thread(target=lambda: found.append(next(results).value))
         thread.start()
         server.restart()
+        job.adopt()
+        job.assign()
         send(job, 2)
         thread.join(30)
 

@@ -101,8 +101,8 @@ def _sources(monkeypatch: pytest.MonkeyPatch, name: str, line: str, instead: str
     """From now on a script has another line."""
     right = store_scripts.source
 
-    def wrong(asked: str) -> str:
-        text = right(asked)
+    def wrong(asked: str, server: str = "") -> str:
+        text = right(asked, server)
         assert asked != name or line in text
         return text.replace(line, instead) if asked == name else text
 

@@ -358,6 +358,25 @@ def test_an_older_session_is_refused_by_the_database_itself(database_url: str, a
     assert ask(database_url, "SELECT value FROM rows") == [(1,)]
 
 
+def test_an_owner_of_an_earlier_generation_writes_nothing_more(database_url: str) -> None:
+    make_rows(database_url, "value INTEGER")
+    sinks = [SinkPlan("rows", "sql", "", {"table": "rows"}, None)]
+    url = normal_database(database_url, "test")
+    first, second = sql_effect(open_database(url), sinks), sql_effect(open_database(url), sinks)
+    rows = {"rows": Batch([1])}
+    first.begin(Owner("j", "7.0", 0, 0, 1), START, {})
+
+    assert second.begin(Owner("j", "7.1", 0, 0, 2), START, {}) is None
+    first.write(rows)
+    with pytest.raises(SinkAway, match="fenced by the database"):
+        first.seal(START, Position("2-0"), 0)
+
+    for effect in (first, second):
+        effect.close()
+        effect._database.drop()
+    assert ask(database_url, "SELECT value FROM rows") == []
+
+
 def test_a_redis_that_has_lost_its_last_writes_is_noticed(redis_url: str, database_url: str) -> None:
     make_rows(database_url)
     with LocalJob(redis_url, rows_pipeline(database_url), partitions=1) as job:

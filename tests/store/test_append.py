@@ -12,15 +12,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.codec import decode_batch, encode_batch
-from pipeline.errors import InboxClosed, InboxFull, StaleSender, StoreError, StoreFull, UnknownJob, UnknownSender
+from pipeline.errors import (
+    InboxClosed,
+    InboxFull,
+    StaleSender,
+    StoreError,
+    StoreFull,
+    TailLost,
+    UnknownJob,
+    UnknownSender,
+)
 from pipeline.lifecycle import JobState
 from pipeline.messages import Data, EndOfInput
 from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import connect
+from pipeline.store.payloads import encode_faulty
 from pipeline.store.scripts import Scripts
-from pipeline.store.senders import encode_faulty
 
 
 def test_a_batch_is_numbered_and_rings_once(bench: Bench) -> None:
@@ -189,7 +198,7 @@ def test_numbers_that_the_job_has_lost_are_an_error_and_never_used_twice(bench: 
     lane.append(1, a_batch("a", "b"))
     bench.client.hset(keys.log("j", *ENTRY), "1", "1")
 
-    with pytest.raises(StoreError, match="up to 1"):
+    with pytest.raises(TailLost, match=r"Redis has 1 \(1 record\)"):
         lane.append(3, a_batch("c"))
 
 

@@ -14,7 +14,9 @@ from redis import exceptions
 from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
 from pipeline.store.connection import check_server, connect, translated, without_password
 from pipeline.store.jobs import JobStore
+from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
+from pipeline.store.senders import Feed, FeedAddress
 
 
 @contextmanager
@@ -141,16 +143,17 @@ def test_a_managed_server_without_config_is_not_refused(redis_url: str) -> None:
         admin.execute_command("ACL", "DELUSER", "managed")
 
 
-def test_a_replica_is_refused_at_the_start_and_in_the_middle_of_work(bench: Bench) -> None:
-    lane = bench.lane()
+def test_a_replica_is_refused_at_the_start_and_waited_for_in_the_middle_of_work(bench: Bench) -> None:
+    feed = Feed(bench.scripts, FeedAddress(bench.url, "j", "lines", 0.0), bench.plan, 0, Patience(outage_seconds=0.0))
+    lane = feed.lane("a")
     bench.client.execute_command("REPLICAOF", "127.0.0.1", "1")
     try:
         with pytest.raises(UnsuitableServer, match="replica"):
             check_server(bench.client)
-        with pytest.raises(UnsuitableServer, match="read-only") as caught:
+        with pytest.raises(StoreUnavailable, match="read-only") as caught:
             lane.append(1, a_batch("a"))
         assert "primary" in caught.value.hint
-        with pytest.raises(UnsuitableServer, match="read-only"):
+        with pytest.raises(StoreUnavailable, match="read-only"):
             bench.leadership.hold("j", 1)
     finally:
         bench.client.execute_command("REPLICAOF", "NO", "ONE")
@@ -175,7 +178,7 @@ def test_a_server_that_misses_its_replicas_is_away_and_not_wrong(bench: Bench) -
         (exceptions.ResponseError("Error running script: @user_script: 3: -OOM command not allowed"), StoreFull),
         (exceptions.ResponseError("Error running script: @user_script: 3: -MISCONF Redis is"), UnsuitableServer),
         (exceptions.ResponseError("MISCONF Redis is configured to"), UnsuitableServer),
-        (exceptions.ReadOnlyError("x"), UnsuitableServer),
+        (exceptions.ReadOnlyError("x"), StoreUnavailable),
         (exceptions.AuthenticationError("x"), UnsuitableServer),
         (exceptions.NoPermissionError("x"), UnsuitableServer),
         (exceptions.DataError("x"), StoreError),

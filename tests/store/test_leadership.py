@@ -102,7 +102,7 @@ WRITES: dict[str, Callable[[Bench, str], Any]] = {
     "gate": lambda b, t: b.leadership.set_gate("j", t, "closed"),
     "forget": lambda b, t: b.leadership.forget_worker("j", t, "w", "1-a"),
     "visitors": lambda b, t: b.leadership.forget_visitors("j", t, 1.0, 10),
-    "adopt": lambda b, t: b.leadership.adopt_server("j", t, "other"),
+    "adopt": lambda b, t: b.leadership.adopt_server("j", t, b.plan),
     "transition": lambda b, t: b.jobs.transition("j", JobState.FAILED, "why", t),
 }
 
@@ -345,13 +345,20 @@ def test_the_gate_holds_external_appends_back_and_lets_them_in_again(bench: Benc
     assert bench.values() == ["a"]
 
 
-def test_the_new_run_of_a_server_is_adopted(bench: Bench) -> None:
+def test_the_new_run_of_a_server_is_adopted_once_and_ends_every_ownership(bench: Bench) -> None:
     """A4."""
+    row = bench.assign()
+    bench.client.hset(keys.job("j"), "run_id", "another")
+
+    assert bench.leadership.adopt_server("j", bench.token, bench.plan)
+    assert not bench.leadership.adopt_server("j", bench.token, bench.plan)
+
     assert bench.jobs.read("j").run_id == bench.jobs.run_id()
-
-    bench.leadership.adopt_server("j", bench.token, "another")
-
-    assert bench.jobs.read("j").run_id == "another"
+    assert bench.acquire(row) is None
+    assert bench.owner().assigned() == []
+    assert "token" not in bench.meta()
+    assert bench.meta()["restored"] == "1-0/0"
+    assert bench.acquire(bench.assign()) is not None
 
 
 # Without memory.
@@ -377,7 +384,10 @@ def test_without_memory_leaders_and_workers_go_on(bench: Bench, full_memory: Cal
     bench.lane("late").finish(0)
     bench.feed().complete(2)
     assert bench.leadership.close_source("j", bench.token, bench.plan, "lines") == 1
-    bench.leadership.adopt_server("j", bench.token, "another")
+    bench.client.config_set("maxmemory", 0)
+    bench.client.hset(keys.job("j"), "run_id", "another")
+    full_memory()
+    assert bench.leadership.adopt_server("j", bench.token, bench.plan)
     assert bench.leadership.forget_worker("j", bench.token, "w", "1-a")
     bench.jobs.transition("j", JobState.CANCELLED, "enough", bench.token)
     bench.leadership.release("j", bench.token)

@@ -16,7 +16,8 @@ from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.patience import Patience
-from pipeline.store.senders import POSITION_BYTES, Feed, FeedAddress
+from pipeline.store.payloads import POSITION_BYTES
+from pipeline.store.senders import Feed, FeedAddress
 from tests.runtime.harness import FlakyScripts
 
 

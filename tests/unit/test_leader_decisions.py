@@ -18,6 +18,7 @@ from leader.duties.lifecycle import Change, next_state
 from leader.duties.moves import SETTLING_MS, Move, Why, decide
 from leader.duties.outlook import Outlook
 from leader.duties.placement import stuck_workers
+from leader.duties.restarts import have_compared
 from leader.duties.retention import forgettable
 from leader.duties.retry import Suspicion, judge, looks_forgotten
 from leader.main import default_name, read_environment
@@ -93,7 +94,7 @@ def a_job(
 
 
 def decided(facts: JobFacts, run_id: str = RUN, outlook: Outlook | None = None) -> list[Move]:
-    return decide(facts, run_id, (outlook or Outlook()).after(facts, run_id))
+    return decide(facts, run_id, (outlook or Outlook()).after(facts))
 
 
 def owners(moves: list[Move]) -> dict[tuple[int, int], str]:
@@ -107,7 +108,7 @@ def test_nothing_is_placed_while_no_worker_lives() -> None:
 
 
 def test_a_new_job_is_spread_evenly_over_workers_and_stages() -> None:
-    facts = a_job([a_partition(s, p) for s in range(2) for p in range(3)], [a_worker("w2"), a_worker("w1")])
+    facts = a_job([a_partition(s, p, term=0) for s in range(2) for p in range(3)], [a_worker("w2"), a_worker("w1")])
 
     moves = decided(facts)
 
@@ -116,7 +117,7 @@ def test_a_new_job_is_spread_evenly_over_workers_and_stages() -> None:
         ("w1", 0): 2,
         ("w1", 1): 1,
     }
-    assert {(move.term, move.is_unclean, move.why) for move in moves} == {(4, False, Why.FIRST)}
+    assert {(move.term, move.is_unclean, move.why) for move in moves} == {(1, False, Why.FIRST)}
 
 
 def test_what_lives_and_is_level_stays() -> None:
@@ -166,7 +167,7 @@ def test_only_the_record_in_hand_of_a_stuck_worker_is_counted_against() -> None:
 
 def test_a_stop_in_good_order_is_remembered_when_the_next_incarnation_has_overwritten_it() -> None:
     before = a_job([a_partition(0, 0, "w1")], [a_worker("w1", stopping=True)])
-    outlook = Outlook().after(before, RUN)
+    outlook = Outlook().after(before)
 
     (move,) = decided(a_job([a_partition(0, 0, "w1")], [a_worker("w1", "2")], now_ms=NOW_MS + 250), RUN, outlook)
 
@@ -175,15 +176,15 @@ def test_a_stop_in_good_order_is_remembered_when_the_next_incarnation_has_overwr
 
 def test_silence_proves_nothing_just_after_the_leader_itself_was_cut_off() -> None:
     parts = [a_partition(0, 0, "w1")]
-    outlook = Outlook().after(a_job(parts, [a_worker("w1")]), RUN)
+    outlook = Outlook().after(a_job(parts, [a_worker("w1")]))
 
     at_once = a_job(parts, [a_worker("w1", age=9.0), a_worker("w2")], now_ms=NOW_MS + 9_000)
-    outlook = outlook.after(at_once, RUN)
+    outlook = outlook.after(at_once)
     assert decide(at_once, RUN, outlook) == []
 
     for step in range(1, 10):
         later = a_job(parts, [a_worker("w1", age=9.0 + step / 4), a_worker("w2")], now_ms=NOW_MS + 9_000 + 250 * step)
-        outlook = outlook.after(later, RUN)
+        outlook = outlook.after(later)
     assert owners(decide(later, RUN, outlook)) == {(0, 0): "w2"}
 
 
@@ -211,24 +212,28 @@ def test_a_worker_that_lost_all_is_levelled_to_again_only_after_a_while() -> Non
     assert set(owners(decided(replace(facts, now_ms=NOW_MS + 1), RUN, outlook)).values()) == {"w2"}
 
 
-def test_after_a_restart_of_redis_every_partition_gets_a_new_term_on_its_own_worker() -> None:
-    parts = [a_partition(0, 0, "w1"), a_partition(0, 1, "w2", done=True)]
+def test_nothing_moves_while_a_restarted_redis_is_not_adopted() -> None:
+    parts = [a_partition(0, 0, "w1"), a_partition(0, 1)]
 
-    moves = decided(a_job(parts, [a_worker("w1"), a_worker("w2")]), run_id="run-2")
+    assert decided(a_job(parts, [a_worker("w1")]), run_id="run-2") == []
+
+
+def test_partitions_whose_ownership_has_ended_are_spread_anew_and_nothing_counts_against_their_records() -> None:
+    parts = [a_partition(0, 0), a_partition(0, 1), a_partition(0, 2, done=True)]
+
+    moves = decided(a_job(parts, [a_worker("w1"), a_worker("w2")]))
 
     assert owners(moves) == {(0, 0): "w1", (0, 1): "w2"}
     assert {(move.term, move.is_unclean, move.why) for move in moves} == {(4, False, Why.NEW_SERVER)}
 
 
-def test_after_a_restart_of_redis_the_owners_get_one_lease_to_come_back() -> None:
-    parts = [a_partition(0, 0, "w1"), a_partition(0, 1, "w2")]
-    workers = [a_worker("w1"), a_worker("w2", age=5.0)]
-    early = a_job(parts, workers)
-    outlook = Outlook().after(early, "run-2")
+def test_a_restarted_redis_is_adopted_when_every_owner_has_compared_what_it_remembers() -> None:
+    parts = [a_partition(0, 0, "w1"), a_partition(0, 1, "w2"), a_partition(0, 2)]
+    early, late = a_worker("w1", server="run-2"), a_worker("w2", server=RUN)
 
-    assert decide(early, "run-2", outlook) == []
-    late = a_job(parts, workers, now_ms=NOW_MS + 2_000)
-    assert owners(decide(late, "run-2", outlook.after(late, "run-2"))) == {(0, 0): "w1", (0, 1): "w1"}
+    assert not have_compared(a_job(parts, [early, late]), "run-2")
+    assert not have_compared(a_job(parts, [early, replace(late, report={"server": "run-2"}, incarnation="2")]), "run-2")
+    assert have_compared(a_job(parts, [early, replace(late, report={"server": "run-2"})]), "run-2")
 
 
 names = st.sampled_from(["w1", "w2", "w3", "w4", "w5"])
@@ -307,10 +312,10 @@ def test_afterwards_every_partition_has_a_live_owner_or_one_that_may_return(fact
 
 @given(jobs_strategy)
 def test_nothing_moves_when_nothing_changed(facts: JobFacts) -> None:
-    outlook = Outlook().after(facts, RUN)
+    outlook = Outlook().after(facts)
     after = applied(facts, decide(facts, RUN, outlook))
 
-    assert decide(after, RUN, outlook.after(after, RUN)) == []
+    assert decide(after, RUN, outlook.after(after)) == []
 
 
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 5))

@@ -2,9 +2,11 @@
 -- the ring flag says that the owner is at work.
 -- KEYS: meta, log, job, queue, then the held keys of each key group, where the stage holds keys    ARGV: token
 -- Returns {1, meta as pairs, log as pairs, table version, made_at.generation, held keys as pairs},
--- or {-1} fenced, {-5} the job does not run
-local j = call('HMGET', KEYS[3], 'state', 'table', 'made_at', 'generation')
+--   {-1} fenced, {-5} the job does not run, {-6} this run of the server is not adopted yet: a token from before it is
+--   worth nothing
+local j = call('HMGET', KEYS[3], 'state', 'table', 'made_at', 'generation', 'run_id')
 if j[1] ~= 'running' and j[1] ~= 'draining' then return {-5} end
+if j[5] ~= server then return {-6} end
 if call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {-1} end
 call('DEL', KEYS[4])
 call('HSET', KEYS[1], 'ring', '1')

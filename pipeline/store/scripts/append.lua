@@ -12,7 +12,7 @@
 -- or none: then the stored one stays where it is, behind the numbers, and a reader skips by counting. It is never ahead.
 local inbox, meta, log, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local sender, first, count = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
-local j = call('HMGET', job, 'state', 'gate', 'table')
+local j = call('HMGET', job, 'state', 'gate', 'table', 'run_id')
 if not j[1] then return {-5, 0} end
 local known = call('HMGET', log, sender, 'e:' .. sender)
 if not known[1] then return {-1, 0} end
@@ -25,7 +25,8 @@ end
 if last >= first then return {3, last} end
 if j[1] ~= 'running' or call('HGET', meta, 'closed') then return {-3, last} end
 local records, bytes = backlog(meta)
-if j[2] == 'closed' or records >= tonumber(ARGV[7]) or bytes >= tonumber(ARGV[8]) then return {-4, last} end
+-- Until the leader has noted where the inboxes stood when the server began, nothing comes behind that.
+if j[2] == 'closed' or j[4] ~= server or records >= tonumber(ARGV[7]) or bytes >= tonumber(ARGV[8]) then return {-4, last} end
 if first ~= last + 1 then return {-6, last} end
 
 -- A record whose id was seen before, here or in an earlier batch, keeps its number; the header says to skip it.

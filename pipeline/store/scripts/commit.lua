@@ -8,15 +8,17 @@
 --   then w, w times: command, key number, '1' if this owner knows the key's type, n, n values   (HSET, HDEL, HINCRBY, ZADD, ZREM, XADD)
 --   then d, d times: inbox, meta, log, waiting as key numbers, kind (inbox or out), e, e times: kind (D, W, E), count, watermark, payload
 -- Returns {0} idle: the ring flag is clear   {1, entries}   {2} yielded   {3} kept
---   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run   -7 foreign key type
+--   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run
+--   -6 this run of the server is not adopted yet   -7 foreign key type
 -- The first write is an XTRIM or HDEL, which a Redis without memory lets through with all that follows.
 -- Calls cost more than what they do: each key is read once, and written once.
 local inbox, meta, log, waiting, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit_records, limit_bytes, low = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 local mode = ARGV[8]
 
-local j = call('HMGET', job, 'state', 'table')
+local j = call('HMGET', job, 'state', 'table', 'run_id')
 if j[1] ~= 'running' and j[1] ~= 'draining' then return {-5} end
+if j[3] ~= server then return {-6} end
 local m = call('HMGET', meta, 'token', 'pos', 'rec', 'bytes', 'taken', 'emitted', 'filtered', 'late', 'dead',
   'head', 'sub', 'queue', 'ticket', 'ring')
 if m[1] ~= ARGV[1] then return {-1} end

@@ -3,10 +3,12 @@
 -- KEYS: job, dead letters, edits, inbox, meta, held keys of the key group, then the meta of each entry partition that
 --   feeds it
 -- ARGV: letter id, payload where it was not edited, field of the key, 'true' if the letter's record runs, 'false' if it is dropped
--- Returns {1}, {-1} no such letter, {-3, records held} its input has ended, {-5} no such job
+-- Returns {1}, {-1} no such letter, {-3, records held} its input has ended, {-4} the server was restarted just now,
+--   {-5} no such job
 -- The first write is an XDEL, which a Redis without memory lets through. When all is done, a letter that holds nothing
 -- back can still be dropped.
-local j = call('HGET', KEYS[1], 'state')
+local h = call('HMGET', KEYS[1], 'state', 'run_id')
+local j = h[1]
 if not j then return {-5} end
 if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end
 local key = foreign({KEYS[6], 'hash', KEYS[3], 'hash', KEYS[4], 'stream', call('HGET', KEYS[5], 'queue'), 'list'})
@@ -24,6 +26,7 @@ if j == 'finished' or j == 'publishing' or not is_open then
   call('HDEL', KEYS[6], ARGV[3])
   return {1}
 end
+if h[2] ~= server then return {-4} end
 
 call('XDEL', KEYS[2], ARGV[1])
 call('HDEL', KEYS[3], ARGV[1])

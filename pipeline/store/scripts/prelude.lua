@@ -166,5 +166,28 @@ local function settle(out, meta, waiting, name, at, limit_records, limit_bytes, 
   if is_low or can_trim then wake(waiting) end
 end
 
--- True while `token` is the leader's.
-local function leads(leader, token) return call('HGET', leader, 'token') == token end
+-- True while `token` is the leader's, by a lease that was taken on this run of the server.
+local function leads(leader, token)
+  local h = call('HMGET', leader, 'token', 'server')
+  return h[1] == token and h[2] == server
+end
+
+-- Ends every ownership of a job's partitions, and notes where each one stands now. The next term is greater than any that
+-- was ever given, also by a server that has forgotten it: terms become the milliseconds since the job was made.
+-- `outs`: metas of the output streams, which keep where they ended as well.
+local function end_ownerships(metas, outs, assignment, elapsed)
+  local found, ends = {}, {}
+  for i, out in ipairs(outs) do
+    local m = call('HMGET', out, 'head', 'sub')
+    ends[i] = int(tonumber(m[1] or 0) + 1) .. '-' .. (m[2] or '0')
+  end
+  for i, meta in ipairs(metas) do found[i] = call('HMGET', meta, 'term', 'pos', 'rec', 'head', 'sub') end
+  call('DEL', assignment)
+  for i, meta in ipairs(metas) do
+    local m = found[i]
+    call('HDEL', meta, 'token', 'owner', 'trying')
+    call('HSET', meta, 'term', int(math.max(tonumber(m[1] or 0), elapsed)), 'restored', m[2] .. '/' .. m[3],
+      'restored_end', int(tonumber(m[4]) + 1) .. '-' .. m[5])
+  end
+  for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end
+end

@@ -2,10 +2,11 @@
 -- KEYS: out, meta, waiting, job
 -- ARGV: reader, start (begin, end, or the number of the first record), milliseconds of silence after which it is
 --   forgotten or '', inbox_records, inbox_bytes, low mark
--- Returns {1, place, 1 if it is new}, {-5} no such job, {-3, number of the oldest record kept} the start is trimmed,
+-- Returns {1, place, 1 if it is new, made_at.generation, run id of the server that was adopted}, {-5} no such job, {-3, number of the oldest record kept} the start is trimmed,
 --   {-4, number of the next record} the start is not there yet
 local out, meta, name, start = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-if call('EXISTS', KEYS[4]) == 0 then return {-5} end
+local j = call('HMGET', KEYS[4], 'made_at', 'generation', 'run_id')
+if not j[1] then return {-5} end
 local h = call('HMGET', meta, 'r:' .. name, 'pos', 'head', 'sub')
 local place, oldest = h[1], h[2] or '1-0'
 local next_ = tonumber(h[3] or 0) + 1
@@ -26,4 +27,4 @@ if ARGV[3] == '' then
 else
   call('HSET', meta, 'x:' .. name, ARGV[3])
 end
-return {1, place, h[1] and 0 or 1}
+return {1, place, h[1] and 0 or 1, j[1] .. '.' .. j[2], j[3]}

@@ -1,11 +1,13 @@
 -- Registers an external sender, or finds it again: an id from a counter, an epoch, an entry partition for life.
 -- KEYS: senders, job, then the log of each entry partition of the source
 -- ARGV: sender name (with generation and source), '1' to raise the epoch (the older instance is a zombie then)
--- Returns {1, id, epoch, partition, last number, finished count or -1, '<number> <position>' or ''}
---   or {-3} closed, {-5} no such job
+-- Returns {1, id, epoch, partition, last number, finished count or -1, '<number> <position>' or '', made_at.generation}
+--   or {-3} closed, {-5} no such job, {-6} the name is of another generation
 local senders, job = KEYS[1], KEYS[2]
-local state = call('HGET', job, 'state')
+local j = call('HMGET', job, 'state', 'made_at', 'generation')
+local state = j[1]
 if not state then return {-5} end
+if string.match(ARGV[1], '^[^/]*') ~= j[3] then return {-6} end
 local entry = call('HGET', senders, 'n:' .. ARGV[1])
 local id, partition
 if entry then
@@ -26,4 +28,4 @@ if not entry then
 end
 call('HSET', log, id, known[1] or '0', 'e:' .. id, int(epoch))
 return {1, tonumber(id), epoch, tonumber(partition), tonumber(known[1] or 0), tonumber(known[3] or -1),
-  known[4] or ''}
+  known[4] or '', j[2] .. '.' .. j[3]}

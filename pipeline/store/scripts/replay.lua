@@ -1,16 +1,16 @@
 -- Puts the record of a dead letter back into the inbox in which it failed, and takes the letter away: both or nothing.
 -- KEYS: job, dead letters, edits, inbox, meta, log, then the meta of each entry partition that feeds it
 -- ARGV: letter id, payload, inbox_records, inbox_bytes
--- Returns {1}, {-1} no such letter, {-3} its input has ended, {-4} the inbox is full, {-5} no such job
+-- Returns {1}, {-1} no such letter, {-3} its input has ended, {-4} the inbox is full, or the server was restarted just now, {-5} no such job
 -- The first write is an XDEL, which a Redis without memory lets through.
-local j = call('HMGET', KEYS[1], 'state', 'table')
+local j = call('HMGET', KEYS[1], 'state', 'table', 'run_id')
 if not j[1] then return {-5} end
 if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end
 local is_open = false
 for i = 7, #KEYS do is_open = is_open or not call('HGET', KEYS[i], 'closed') end
 if j[1] == 'finished' or j[1] == 'publishing' or not is_open then return {-3} end
 local records, bytes = backlog(KEYS[5])
-if records >= tonumber(ARGV[3]) or bytes >= tonumber(ARGV[4]) then return {-4} end
+if j[3] ~= server or records >= tonumber(ARGV[3]) or bytes >= tonumber(ARGV[4]) then return {-4} end
 local key = foreign({KEYS[4], 'stream', KEYS[3], 'hash', call('HGET', KEYS[5], 'queue'), 'list'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local number = int(tonumber(call('HGET', KEYS[6], 'replay') or 0) + 1)

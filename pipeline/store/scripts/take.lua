@@ -3,8 +3,8 @@
 -- ARGV: table version, records to read, bytes to read, then for each partition: token, entry and record of its position
 -- Returns for each ticket taken: {number of the partition, entries}. A partition that moved on, or is another's, keeps its ticket.
 -- The first write is an RPOP, which a Redis without memory lets through.
-local j = call('HMGET', KEYS[1], 'state', 'table')
-if (j[1] ~= 'running' and j[1] ~= 'draining') or j[2] ~= ARGV[1] then return {} end
+local j = call('HMGET', KEYS[1], 'state', 'table', 'run_id')
+if (j[1] ~= 'running' and j[1] ~= 'draining') or j[2] ~= ARGV[1] or j[3] ~= server then return {} end
 local taken, queues = {}, {}
 for n = 1, (#KEYS - 1) / 3 do
   local inbox, meta, queue, at = KEYS[3 * n - 1], KEYS[3 * n], KEYS[3 * n + 1], 3 * n + 1
