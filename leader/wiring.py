@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
+from leader.duties.books import BookKeeping
 from leader.duties.ending import Ending
 from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
@@ -15,6 +16,7 @@ from leader.duties.retention import Retention
 from leader.duties.retry import Retry
 from leader.duties.visitors import Visitors
 from leader.round import Duties, Round
+from pipeline.store.books import BookStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
@@ -38,6 +40,7 @@ def make_round(
 
     def make_duties() -> Duties:
         retention, readers = Retention(leadership), Readers(leadership)
+        books = BookKeeping(BookStore(scripts))
         return Duties(
             working=(
                 Gate(leadership, jobs.memory),
@@ -48,8 +51,9 @@ def make_round(
                 retention,
                 Visitors(leadership),
                 readers,
+                books,
             ),
-            ended=(retention, readers),
+            ended=(retention, readers, books),
         )
 
     return Round(jobs, leadership, LeaderRegistry(scripts, name), make_duties, clock)

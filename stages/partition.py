@@ -35,6 +35,7 @@ from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
 from stages.step import Bounds, Outcome, Stepper
+from stages.totals import Totals
 from stages.trials import Trials
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class PartitionOwner:
         self._sinks = StagedSinks(context.job, row, sinks, effects, context.staged_files, clock)
         self._letters = Letters(context.job, row.stage, row.partition)
         self._failures = Failures(context.stage.on_error, self._letters)
+        self._totals = Totals()
         self._trials = Trials(context.ownership, row, limits.deaths)
         self._stepper = Stepper(
             context.kernel,
@@ -113,7 +115,7 @@ class PartitionOwner:
         self._table = acquired.table
         self._trials.remember(acquired.deaths)
         self._failures.remember(acquired.attempts, acquired.tried)
-        self._skipped = acquired.skipped
+        self._totals.remember(acquired)
         self._is_before_failure = False
         self._held: Commit | None = None
         self._offered: list[Entry] = []
@@ -240,6 +242,7 @@ class PartitionOwner:
             released_bytes=released_bytes,
             counts=outcome.counts,
             skipped=outcome.skipped,
+            sunk=outcome.sunk,
             writes=outcome.writes,
             outputs=outcome.outputs,
         )
@@ -268,9 +271,7 @@ class PartitionOwner:
                     commit.meta["barrier"] = item.header.epoch
                 else:
                     commit.meta["arrived"] = item.header.version
-        if commit.skipped:
-            self._skipped += commit.skipped
-            commit.meta["skipped"] = self._skipped
+        self._totals.add(commit)
         self._sinks.seal(commit, fired)
         commit.mode = self._mode(commit, deadline)
         return commit
@@ -294,7 +295,9 @@ class PartitionOwner:
             item = self._records_of(self._inbox.take(item.until(done)))
         self._is_before_failure = outcome.is_before_failure
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
-        return self._commit(item.end, "keep", outcome, item.released_bytes)
+        commit = self._commit(item.end, "keep", outcome, item.released_bytes)
+        commit.left_out = item.left_out
+        return commit
 
     def _bounds(self, started: float) -> Bounds:
         """A step is cut short when it takes as long as a whole slice, twice what it was planned for.

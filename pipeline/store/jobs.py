@@ -15,6 +15,7 @@ from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
+from pipeline.store.books import read_alarms
 from pipeline.store.connection import translated
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.outputs import output_facts
@@ -118,6 +119,7 @@ class JobStore:
             pipe.hget(keys.leader(job), "name")
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
+            pipe.hgetall(keys.books(job))
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
@@ -126,20 +128,23 @@ class JobStore:
                 pipe.hgetall(keys.out_meta(job, stream))
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
-        (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes = answers[:7]
+        (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:8]
         now_ms = seconds * 1000 + micros // 1000
-        at = 7 + 2 * len(places)
+        at = 8 + 2 * len(places)
         outputs = tuple(
             output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], now_ms)
             for i, stream in enumerate(streams)
         )
         partitions = tuple(
-            _partition(place, answers[7 + 2 * i], answers[8 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(place, answers[8 + 2 * i], answers[9 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
         name = leader.decode() if leader else ""
         held = _workers(workers, now_ms)
-        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0))
+        kept = read_alarms(alarms)
+        return JobFacts(
+            record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0), kept
+        )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
         """The oldest `count` dead letters."""

@@ -24,6 +24,8 @@ def of_job(job: str) -> str:
 def job(job: str) -> str:
     """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader.
 
+    `dropped`: how many dead letters were dropped.
+
     `waits:source` -> what a source waits for. Written by its feeder.
     """
     return of_job(job) + ":job"
@@ -65,13 +67,18 @@ def inbox(job: str, stage: int, partition: int) -> str:
 
 
 def meta(job: str, stage: int, partition: int) -> str:
-    """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only."""
+    """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only.
+
+    `sent`: records given to each target, as JSON. `left_out`: records passed whose id was known. `letters`: dead
+    letters written. See `pipeline.books`.
+    """
     return f"{of_job(job)}:meta:{stage}.{partition}"
 
 
 def log(job: str, stage: int, partition: int) -> str:
     """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark.
 
+    `gone` -> the last numbers of senders that were forgotten, together. `replay` -> records of dead letters put back.
     `n:sink` -> how many records this partition has given a sink that is neither files nor a stream.
     `r:sink` -> how many records of a rotating sink are in parts that `files` names no more.
     `p:sender` -> `number position`: where a source reads on behind that number. Written by append.
@@ -113,6 +120,11 @@ def timers(job: str, stage: int, operator: str, group: int) -> str:
 def files(job: str) -> str:
     """Hash: `sink stage.partition.term` -> facts of a staging file. Written by commits, read by the publisher."""
     return of_job(job) + ":files"
+
+
+def books(job: str) -> str:
+    """Hash: name of a finding -> what was found wrong in the job's counts. Written by the leader, bounded."""
+    return of_job(job) + ":books"
 
 
 def dead(job: str) -> str:

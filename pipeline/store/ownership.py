@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from pipeline.codec import read_timer_member, state_field
 from pipeline.errors import UnknownJob
 from pipeline.keying import GROUPS, group_of
@@ -46,6 +48,8 @@ class Acquired:
     published: sink -> records in parts of a rotating sink that are in its folder.
     attempts: how often the record at the position has failed. tried: when and how, the last times.
     skipped: records that failed and were dropped so far.
+    left_out: records passed so far whose id was known. letters: dead letters written so far.
+    sent: target -> records sent there so far, as `pipeline.books` names targets.
     """
 
     position: Position
@@ -60,6 +64,9 @@ class Acquired:
     attempts: int = 0
     tried: tuple[str, ...] = ()
     skipped: int = 0
+    left_out: int = 0
+    letters: int = 0
+    sent: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,9 @@ class Ownership:
             attempts=attempts,
             tried=tried,
             skipped=int(meta.get("skipped", 0)),
+            left_out=int(meta.get("left_out", 0)),
+            letters=int(meta.get("letters", 0)),
+            sent=msgspec.json.decode(meta.get("sent", "{}"), type=dict[str, int]),
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
