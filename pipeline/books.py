@@ -102,9 +102,7 @@ def balance_line(books: Books) -> str:
     """What the books say when they balance."""
     entries = [page for page in books.pages if not books.plan.stage(page.stage).keyed]
     sunk = sum(
-        page.sent.get(target, 0)
-        for page in books.pages
-        for target in _sinks(books.plan, books.plan.stage(page.stage))
+        page.sent.get(target, 0) for page in books.pages for target in _sinks(books.plan, books.plan.stage(page.stage))
     )
     left_out = sum(page.left_out for page in books.pages)
     letters = sum(page.letters for page in books.pages)
@@ -121,9 +119,7 @@ def _of_page(books: Books, page: Page) -> Iterator[Alarm]:
     if page.is_torn:
         behind = _count(page.head - page.passed)
         yield _alarm(books, page, "entry", f"misses the entry at its position, {behind} before its end")
-    yield from _differ(
-        books, page, "inbox", page.head - sum(page.came.values()), "has {} {} than its senders sent"
-    )
+    yield from _differ(books, page, "inbox", page.head - sum(page.came.values()), "has {} {} than its senders sent")
     if not page.is_torn:
         counted = page.taken + page.left_out
         yield from _differ(books, page, "position", counted - page.passed, "has taken {} {} than it has passed")
@@ -135,7 +131,9 @@ def _of_page(books: Books, page: Page) -> Iterator[Alarm]:
         yield _alarm(books, page, "rest", f"ended with {_count(page.head - page.passed)} that it has not taken")
     for sender, number in page.finished.items():
         more = page.came.get(sender, 0) - number
-        yield from _differ(books, page, f"end of {sender}", more, f"has {{}} {{}} of sender {sender} than that ended with")
+        yield from _differ(
+            books, page, f"end of {sender}", more, f"has {{}} {{}} of sender {sender} than that ended with"
+        )
 
 
 def _between(books: Books, sender: Page, target: Page) -> Iterator[Alarm]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from pipeline.cli.balances import alarm_line
 from pipeline.cli.console import Console
 from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
@@ -100,6 +101,7 @@ class Follower:
     _has_asked: bool = False
     _pressure: str = ""
     _waits: frozenset[str] = frozenset()
+    _alarms: int = 0
     _memory_at: float = -math.inf
     _holdups: Holdups = field(default_factory=Holdups)
 
@@ -171,6 +173,12 @@ class Follower:
             self.screen.note("nothing is waited for any more")
         self._waits = waits
 
+    def _tell_alarms(self, facts: JobFacts) -> None:
+        """What the leader has found wrong in the books, when it is found."""
+        for alarm in facts.alarms[self._alarms :]:
+            self.screen.warn(alarm_line(alarm))
+        self._alarms = max(self._alarms, len(facts.alarms))
+
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
         if self.ready_at is None and any(each.taken or each.backlog for each in facts.partitions):
             self.ready_at = time.monotonic()
@@ -179,6 +187,7 @@ class Follower:
         while len(history) > 2 and history[1].now_ms <= facts.now_ms - RATE_SECONDS * 1000:
             history.popleft()
         self._tell_waits(facts)
+        self._tell_alarms(facts)
         is_last = facts.record.state not in WORKING
         for text in self._holdups.look(facts):
             self.screen.warn(text)

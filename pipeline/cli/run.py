@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
+from pipeline.cli.balances import alarm_line, disagreements
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.following import Follower, Link
@@ -29,6 +30,7 @@ from pipeline.sinks.effects import EFFECT_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
 from pipeline.sources.opening import check_source
+from pipeline.store.books import BookStore
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -253,11 +255,14 @@ class Run:
         given = {
             sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
         }
-        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given)
+        books = BookStore(self.scripts).read(facts.record)
+        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given, books)
         for line in result_lines(result):
             self.screen.note(line)
         if self.server.embedded is None:
             self.screen.note(f"`celeriac remove {self.job}` deletes what Redis keeps of it")
+        if disagreements(books, facts.alarms):
+            return Exit.UNBALANCED
         if is_drained:
             return Exit.INTERRUPTED
         return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
@@ -266,7 +271,12 @@ class Run:
         discard_job(self.record)  # in case whoever published it was killed before
         self.workspace.is_kept = False
         self.screen.note(f"the job {self.job} is finished already; its results stand")
-        return Exit.DEAD_LETTERS if store.facts(self.job).dead_letters else Exit.FINISHED
+        facts = store.facts(self.job)
+        for alarm in facts.alarms:
+            self.screen.warn(alarm_line(alarm))
+        if facts.alarms:
+            return Exit.UNBALANCED
+        return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
 
     def _cancel(self, reason: str) -> None:
         self.screen.end_progress()

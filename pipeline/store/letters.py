@@ -135,7 +135,9 @@ class LetterStore:
         known = [id_ for id_ in ids if _is_id(id_)]
         count = 0
         for start in range(0, len(known), _MOST_DROPPED):
-            count += int(self._scripts.run("drop", [*self._keys, keys.job(self._job)], known[start : start + _MOST_DROPPED])[0])
+            count += int(
+                self._scripts.run("drop", [*self._keys, keys.job(self._job)], known[start : start + _MOST_DROPPED])[0]
+            )
         return count
 
     def _entry_stages(self, stage: int) -> set[int]:

@@ -219,11 +219,15 @@ class LocalJob:
             lane.append(lane.taken + 1, Batch(rest[start : start + size]))
 
     def append_entry(self, place: Place, header: bytes, payload: bytes | None = None, count: int = 0) -> None:
-        """Appends an entry of any kind, a broken one too, as scripts do: with their own `put`; and rings."""
+        """Appends an entry of any kind, a broken one too, as scripts do: with their own `put`; and rings.
+
+        In the books its records are those of a sender that was forgotten.
+        """
         prelude = source("due").partition("-- The first due timers")[0]
         body = "put(KEYS[1], KEYS[2], ARGV[1], ARGV[3] == '1' and ARGV[2] or nil, tonumber(ARGV[4])) ring(KEYS[2])"
-        names = [keys.inbox(self.job, *place), keys.meta(self.job, *place)]
-        self.client.eval(prelude + body, 2, *names, header, payload or b"", "0" if payload is None else "1", count)
+        body += " if ARGV[4] ~= '0' then call('HINCRBY', KEYS[3], 'gone', ARGV[4]) end"
+        names = [keys.inbox(self.job, *place), keys.meta(self.job, *place), keys.log(self.job, *place)]
+        self.client.eval(prelude + body, 3, *names, header, payload or b"", "0" if payload is None else "1", count)
 
     def end_input(self) -> None:
         """Ends every source, as the leader does when all splits are finished."""
