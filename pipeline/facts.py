@@ -26,6 +26,8 @@ class JobRecord:
     gate: str
     completed_sources: frozenset[str]
     waits: dict[str, str] = field(default_factory=dict)
+    claim: str = ""
+    """When a run took the job last, in server milliseconds, and which; nothing for one that never ran."""
 
     @property
     def run(self) -> str:

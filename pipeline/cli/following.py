@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from pipeline.cli.balances import alarm_line
 from pipeline.cli.console import Console
+from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.progress import stage_rows
@@ -26,6 +27,7 @@ FACTS_SECONDS: Final = 0.25
 RATE_SECONDS: Final = 2.0
 """Rates are averages over about this long."""
 
+CLAIM_SECONDS: Final = 1.0
 MEMORY_SECONDS: Final = 2.0
 _FULL_SHARE: Final = 0.99
 
@@ -96,12 +98,16 @@ class Follower:
     console: Console
     screen: Screen
     interrupts: Interrupts
+    file: FileWatch
+    claim: str = ""
+    """By which this run holds the job; said again until its workers are heard of."""
     ready_at: float | None = None
     is_drained: bool = False
     _has_asked: bool = False
     _pressure: str = ""
     _waits: frozenset[str] = frozenset()
     _alarms: int = 0
+    _claim_at: float = -math.inf
     _memory_at: float = -math.inf
     _holdups: Holdups = field(default_factory=Holdups)
 
@@ -125,6 +131,7 @@ class Follower:
                     facts_at = now
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
                     if facts is not None:
+                        self._hold_claim(now, facts)
                         self._note(facts, history)
                         self._look_at_memory(now, facts)
                         if facts.record.state not in WORKING:
@@ -149,6 +156,14 @@ class Follower:
             was_dead = self.node.revive()
         if was_dead:
             self.screen.warn("the node process died and was started again")
+
+    def _hold_claim(self, now: float, facts: JobFacts) -> None:
+        """Whoever submits the same job now must not take it for one that nobody runs."""
+        lease = facts.record.plan.limits.lease_seconds
+        if now - self._claim_at < CLAIM_SECONDS or any(each.age_seconds < lease for each in facts.workers):
+            return
+        self._claim_at = now
+        self.claim = self.link.attempt(lambda: self.store.claim(self.job, self.claim)) or self.claim
 
     def _look_at_memory(self, now: float, facts: JobFacts) -> None:
         """A Redis without room stops the job, or its input, without any error: everybody waits."""
@@ -188,6 +203,8 @@ class Follower:
             history.popleft()
         self._tell_waits(facts)
         self._tell_alarms(facts)
+        if changed := self.file.changed():
+            self.screen.warn(changed)
         is_last = facts.record.state not in WORKING
         for text in self._holdups.look(facts):
             self.screen.warn(text)

@@ -10,6 +10,7 @@ from typing import Final
 from pipeline.cli.balances import alarm_line, disagreements
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.following import Follower, Link
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
@@ -21,7 +22,7 @@ from pipeline.errors import CeleriacError, JobStateError, StoreError, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
-from pipeline.loader import load_graph
+from pipeline.loader import file_of, load_graph
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
@@ -165,8 +166,9 @@ class Run:
         link = Link(self.server, self.screen, self.interrupts)
         console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
+        file = FileWatch(file_of(self.options.target))
         node.start()
-        follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts)
+        follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts, file, self.record.claim)
         facts = follower.until_ended()
         self.screen.end_progress()
         if facts.record.state is not JobState.PUBLISHING:

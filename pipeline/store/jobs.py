@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -74,6 +75,16 @@ class JobStore:
             raise JobStateError(f"job {job!r} is being removed by another process", hint="try again in a moment")
         if answer[0] != 1:
             raise JobStateError(f"job {job!r} exists already; it is {answer[1].decode()}")
+
+    def claim(self, job: str, before: str) -> str:
+        """Takes the job for a run that is about to start workers, or says so again; the claim by which it holds it.
+
+        Nothing when the job's claim is not `before` any more: another run has taken it. Raises UnknownJob.
+        """
+        answer = self._scripts.run("claim", [keys.job(job)], [before, secrets.token_hex(8)])
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+        return answer[1].decode() if answer[0] == 1 else ""
 
     def list_ids(self) -> list[str]:
         """Ids of all jobs, oldest first."""
@@ -256,6 +267,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             run_id=text["run_id"],
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
+            claim=text.get("claim", ""),
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
         )
     except (KeyError, ValueError) as error:

@@ -24,7 +24,7 @@ def of_job(job: str) -> str:
 def job(job: str) -> str:
     """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader.
 
-    `dropped`: how many dead letters were dropped.
+    `dropped`: how many dead letters were dropped. `claim`: `milliseconds nonce` of the run that took the job last.
 
     `waits:source` -> what a source waits for. Written by its feeder.
     """
