@@ -18,13 +18,14 @@ PARTS: Final = {
     "operator": r"[A-Za-z][A-Za-z0-9_-]*",
     "sink": r"[A-Za-z][A-Za-z0-9_-]*",
     "source": r"[A-Za-z][A-Za-z0-9_-]*",
+    "worker": r"[A-Za-z0-9][A-Za-z0-9_.-]*",
     "leader": r"[A-Za-z0-9][A-Za-z0-9_.@-]*",
 }
-NO_KEYS: Final = {"of_job", "own_leader_name", "queue_name", "worker_queue_name", "leader_queue_name"}
-"""Functions that make parts of keys, or names of queues."""
+NO_KEYS: Final = {"of_job", "own_leader_name", "queue_name", "leader_queue_name"}
+"""Functions that make parts of keys, or names of queues that other functions make whole."""
 
-KOMBU: Final = re.compile(r"celeriac:_kombu\.binding\.[^{}]*(\{[^{}]+\}[^{}]*)?")
-"""kombu's table of bindings, which goes with the last job."""
+KOMBU: Final = re.compile(r"celeriac:_kombu\..*")
+"""kombu's own tables, which go with the last job."""
 
 
 @cache
@@ -35,7 +36,8 @@ def shapes() -> tuple[re.Pattern[str], ...]:
         if name in NO_KEYS or make.__module__ != keys.__name__:
             continue
         parts = list(inspect.signature(make).parameters)
-        text = re.escape(make(*(f"<{part}>" for part in parts)))
+        whole = make(*(f"<{part}>" for part in parts))
+        text = re.escape(whole if whole.startswith(keys.PREFIX) else keys.PREFIX + whole)
         for part in parts:
             text = text.replace(re.escape(f"<{part}>"), PARTS[part])
         made.append(re.compile(text))

@@ -8,7 +8,7 @@ from tests.e2e.chaos import Sequence, Site, a_chance, moments, wait_until
 def test_of_two_runs_that_submit_one_job_at_once_one_runs_it_and_the_other_is_refused(
     site: Site, redis_url: str
 ) -> None:
-    sequence = Sequence(count=6_000)
+    sequence = Sequence(count=3_000)
     site.write(sequence.text)
     options = ("--workers", "1", "--redis", redis_url, "--job-id", "twice")
     runs = [site.start("flow.py", *options), site.start("flow.py", *options)]
@@ -29,7 +29,7 @@ def test_of_two_runs_that_submit_one_job_at_once_one_runs_it_and_the_other_is_re
 
 
 def test_a_file_whose_functions_are_changed_under_a_running_job_is_noticed(site: Site) -> None:
-    chance, sequence = a_chance(), Sequence(count=6_000)
+    chance, sequence = a_chance(), Sequence(count=3_000)
     site.write(sequence.text)
     run = site.start("flow.py", "--workers", "1")
     run.wait_for_taken(moments(chance, sequence.taken, 1, (0.02, 0.1))[0])
@@ -44,7 +44,7 @@ def test_a_file_whose_functions_are_changed_under_a_running_job_is_noticed(site:
 
 
 def test_a_file_that_defines_other_operators_is_refused_by_workers_until_it_is_put_back(site: Site) -> None:
-    chance, sequence = a_chance(), Sequence(count=6_000)
+    chance, sequence = a_chance(), Sequence(count=3_000)
     site.write(sequence.text)
     run = site.start("flow.py", "--workers", "1")
     run.wait_for_taken(moments(chance, sequence.taken, 1, (0.02, 0.1))[0])

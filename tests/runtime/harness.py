@@ -134,7 +134,7 @@ class LocalJob:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
         for worker in self.workers.values():
             worker.close()
         if error is None and not self.is_tampered and self.job in self.jobs.list_ids():
