@@ -32,7 +32,7 @@ class Page:
     passed: records in front of its position. at_end: nothing is behind it. is_torn: the entry there is missing.
     left_out: records passed without being taken, since their id was known. letters: dead letters written.
     sent: target (`stage.partition`, `stream:name`, or a sink) -> records that its owners say to have sent there.
-    came: sender -> its last number here, FORGOTTEN and REPLAYS among them. finished: sender -> the number it ended with.
+    came: sender -> its last number here, FORGOTTEN and REPLAYS among them. finished: sender -> where it ended.
     sunk: sink -> records of this partition that it has, by what the sinks' own commits say.
     """
 

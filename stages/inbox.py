@@ -19,7 +19,7 @@ class Records:
     """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind.
 
     `places` are those of the batch's records among all, where some that were seen before have been left out of it.
-    `replay_of`: the dead letter whose record it is. `left_out`: records between the positions that are not in the batch.
+    `replay_of`: the dead letter whose record it is. `left_out`: records that are not in the batch.
     """
 
     batch: Batch

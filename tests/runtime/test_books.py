@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -99,7 +100,9 @@ class Chance:
         self.serve()
 
     def restart(self) -> None:
-        self.job.restart(self.dice.choice(list(self.job.workers)))
+        name = self.dice.choice(list(self.job.workers))
+        self.job.restart(name)
+        watch(self.job.scripts[name], self.look)
 
     def put_back(self) -> None:
         for letter in list(self._letters.list())[:2]:
@@ -123,7 +126,7 @@ def test_the_books_of_any_job_balance_after_each_of_its_scripts(
 ) -> None:
     with (
         TemporaryDirectory() as folder,
-        LocalJob(redis_server.url, flow(Path(folder)), limits=TIGHT, job=f"b{seed}") as job,
+        LocalJob(redis_server.url, flow(Path(folder)), limits=TIGHT, job=f"b{uuid4().hex}") as job,
     ):
         job.assign("w0", job.places[::2])
         job.assign("w1", job.places[1::2])
