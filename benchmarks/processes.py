@@ -12,8 +12,8 @@ from pipeline.embedded.process import die_with_parent
 
 
 @contextmanager
-def python_process(arguments: list[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """`python -m arguments…`, in a session of its own, its output thrown away."""
+def python_process(arguments: list[str], environment: Mapping[str, str]) -> Iterator[int]:
+    """`python -m arguments…`, in a session of its own, its output thrown away; its pid."""
     child = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         env=environment,
@@ -23,7 +23,7 @@ def python_process(arguments: list[str], environment: Mapping[str, str]) -> Iter
         preexec_fn=die_with_parent(signal.SIGKILL),
     )
     try:
-        yield
+        yield child.pid
     finally:
         child.terminate()
         child.wait(timeout=20)

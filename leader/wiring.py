@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
+from leader.duties.books import BookKeeping
 from leader.duties.ending import Ending
 from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
@@ -16,6 +17,7 @@ from leader.duties.retention import Retention
 from leader.duties.retry import Retry
 from leader.duties.visitors import Visitors
 from leader.round import Duties, Round
+from pipeline.store.books import BookStore
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
 from pipeline.store.scripts import Scripts
@@ -37,6 +39,7 @@ def make_round(
     def make_duties() -> Duties:
         retention, readers = Retention(leadership), Readers(leadership)
         restarts = Restarts(scripts, leadership, memory)
+        books = BookKeeping(BookStore(scripts))
         return Duties(
             working=(
                 restarts,
@@ -48,8 +51,9 @@ def make_round(
                 retention,
                 Visitors(leadership),
                 readers,
+                books,
             ),
-            ended=(retention, readers),
+            ended=(retention, readers, books),
             restarting=(restarts,),
         )
 

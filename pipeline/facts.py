@@ -31,6 +31,8 @@ class JobRecord:
     waits: dict[str, str] = field(default_factory=dict)
     losses: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
+    claim: str = ""
+    """When a run took the job last, in server milliseconds, and which; nothing for one that never ran."""
 
     @property
     def run(self) -> str:
@@ -124,6 +126,21 @@ class OutputFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """Counts of a job that do not agree. `name` tells alarms of one job apart.
+
+    stage: the name of the stage, or nothing for what concerns a sink or the job; partition: -1 then.
+    at_ms: when it was found first, by the clock of Redis; 0 for one that nobody has kept.
+    """
+
+    name: str
+    stage: str
+    partition: int
+    text: str
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     record: JobRecord
     now_ms: int
@@ -137,6 +154,8 @@ class JobFacts:
     """The output streams, in the order of the plan."""
     dead_letter_bytes: int = 0
     """What all dead letters take in Redis, estimated."""
+    alarms: tuple[Alarm, ...] = ()
+    """What the leader found wrong in the books, oldest first."""
 
     @property
     def held(self) -> int:

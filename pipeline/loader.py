@@ -53,6 +53,11 @@ def load_pipeline(target: str) -> Pipeline:
     return _choose(_run(file, path), name, path)
 
 
+def file_of(target: str) -> Path:
+    """The file of `target`. Raises PipelineError for a target that cannot be one."""
+    return _parse(target)[0].resolve()
+
+
 def _parse(target: str) -> tuple[Path, str | None]:
     head, colon, name = target.rpartition(":")
     if not colon or "/" in name or Path(target).exists():

@@ -17,7 +17,7 @@ from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source
 from pipeline.policies import GIVE_UP, ErrorPolicy
 from pipeline.settings import Limits
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of keys, headers, payloads and scripts. A process of another version refuses the job."""
 
 

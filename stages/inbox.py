@@ -19,7 +19,7 @@ class Records:
     """Consecutive records; `end` is the position behind them, `released_bytes` belong to entries left behind.
 
     `places` are those of the batch's records among all, where some that were seen before have been left out of it.
-    `replay_of`: the dead letter whose record it is.
+    `replay_of`: the dead letter whose record it is. `left_out`: records that are not in the batch.
     """
 
     batch: Batch
@@ -27,6 +27,7 @@ class Records:
     released_bytes: int
     places: tuple[int, ...] | None = None
     replay_of: str = ""
+    left_out: int = 0
 
     def until(self, count: int) -> int:
         """How many records to take for the first `count` of the batch, which holds more."""
@@ -184,7 +185,10 @@ class Inbox:
             end, more = _after(entry, header_, stop)
             released += more
             room -= stop
-        return Records(joined(taken), end, released, None if has_all else _places(spans))
+        if has_all:
+            return Records(joined(taken), end, released)
+        left_out = sum(start <= index < stop for start, stop, skip in spans for index in skip)
+        return Records(joined(taken), end, released, _places(spans), left_out=left_out)
 
 
 def _after(entry: Entry, header: Data, stop: int) -> tuple[Position, int]:

@@ -37,6 +37,7 @@ from stages.letters import Letters
 from stages.pace import Pace
 from stages.staging import StagedSinks
 from stages.step import Bounds, Outcome, Stepper
+from stages.totals import Totals
 from stages.trials import Trials
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class PartitionOwner:
         self._letters = Letters(context.job, row.stage, row.partition, holds_keys=policy.holds_keys)
         self._failures = Failures(policy, self._letters)
         self._holds = Holds(context.ownership, row.stage, row.partition, limits.step_bytes)
+        self._totals = Totals()
         self._trials = Trials(context.ownership, row, limits.deaths)
         self._stepper = Stepper(
             context.kernel,
@@ -118,8 +120,8 @@ class PartitionOwner:
         self._table = acquired.table
         self._trials.remember(acquired.deaths)
         self._failures.remember(acquired.attempts, acquired.tried)
-        self._skipped = acquired.skipped
         self._holds.reset(acquired.held)
+        self._totals.remember(acquired)
         self._is_before_failure = False
         self._held: Commit | None = None
         self._offered: list[Entry] = []
@@ -252,6 +254,7 @@ class PartitionOwner:
             released_bytes=released_bytes,
             counts=outcome.counts,
             skipped=outcome.skipped,
+            sunk=outcome.sunk,
             writes=outcome.writes,
             outputs=outcome.outputs,
         )
@@ -282,9 +285,7 @@ class PartitionOwner:
                     commit.meta["barrier"] = item.header.epoch
                 else:
                     commit.meta["arrived"] = item.header.version
-        if commit.skipped:
-            self._skipped += commit.skipped
-            commit.meta["skipped"] = self._skipped
+        self._totals.add(commit)
         self._sinks.seal(commit, fired)
         commit.mode = self._mode(commit, deadline)
         return commit
@@ -310,7 +311,9 @@ class PartitionOwner:
             outcome.writes += self._holds.keep(outcome)
         self._is_before_failure = outcome.is_before_failure
         self._pace.note(done, outcome.counts.emitted, self._clock() - started)
-        return self._commit(item.end, "keep", outcome, item.released_bytes)
+        commit = self._commit(item.end, "keep", outcome, item.released_bytes)
+        commit.left_out = item.left_out
+        return commit
 
     def _let_go(self, item: LetGo, limit: int) -> tuple[Commit, int]:
         """Runs a dead letter's record and those held behind it: some in each commit, until none is left or one fails.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
 from pipeline.kernel.faults import OperatorError
-from pipeline.plan import SinkPlan
+from pipeline.plan import STREAM_FORMATS, SinkPlan
 from pipeline.positions import Position
 from pipeline.sinks.effects import Bound, Effect, Owner
 from pipeline.sinks.places import FILE_FORMATS
@@ -31,6 +31,8 @@ class StagedSinks:
     ) -> None:
         self._job = job
         self._place = (row.stage, row.partition, row.term)
+        self.names = tuple(sink.name for sink in plans if sink.format not in STREAM_FORMATS)
+        """Of the sinks that are kept here."""
         plans = [sink for sink in plans if sink.format in FILE_FORMATS]
         self._files = StagedFiles(job, plans, self._place, load, clock)
         self._effects = effects

@@ -41,6 +41,8 @@ class Outcome:
     counts: Counts = field(default_factory=Counts)
     writes: list[Write] = field(default_factory=list)
     outputs: dict[Target, list[Output]] = field(default_factory=dict)
+    sunk: dict[str, int] = field(default_factory=dict)
+    """Sink that is no stream -> records that it was given."""
     fired: int = 0
     """How many of the timers it was given."""
     skipped: int = 0
@@ -205,6 +207,7 @@ class Stepper:
         outcome.outputs = outputs
         outcome.writes += writes
         outcome.counts.emitted += sum(len(batch) for batch in step.outputs.values())
+        outcome.sunk = {sink: len(step.outputs[sink]) for sink in self._sinks.names if sink in step.outputs}
         outcome.counts.filtered += step.filtered
 
     def _run_each(self, batch: Batch, bounds: Bounds, outcome: Outcome) -> int:

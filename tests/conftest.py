@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from pipeline.embedded.redis import EmbeddedRedis
 from tests.postgres import PostgresServer
+from tests.strangers import strangers
 
 # No test is timed. The quick profile keeps the suite fit to be run often; thorough is for a hunt.
 settings.register_profile("quick", max_examples=25, deadline=None)
@@ -33,11 +34,13 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def redis_url(redis_server: EmbeddedRedis) -> str:
-    """The address of an empty server."""
+def redis_url(request: pytest.FixtureRequest, redis_server: EmbeddedRedis) -> Iterator[str]:
+    """The address of an empty server, on which a test leaves no key that is not ours, nor one of a job that is gone."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
-    return redis_server.url
+        yield redis_server.url
+        known = [mark.args[0] for mark in request.node.iter_markers("foreign_keys")]
+        assert strangers(client, known) == []
 
 
 @pytest.fixture(scope="session")

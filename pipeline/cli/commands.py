@@ -34,6 +34,7 @@ from pipeline.lifecycle import JobState
 from pipeline.producer import Producer
 from pipeline.publishing import discard_job
 from pipeline.read import READERS
+from pipeline.store.books import BookStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -110,14 +111,16 @@ def run(
 @_JSON
 @_DEBUG
 def status(job: str, redis_url: str, as_json: bool) -> None:
-    """Show one job: state, stages, workers, dead letters."""
-    store = _store(redis_url)
+    """Show one job: state, stages, workers, dead letters, and whether its books balance."""
+    scripts = Scripts(connect(redis_url))
+    store = JobStore(scripts)
     facts = store.facts(job)
+    books = BookStore(scripts).read(facts.record)
     letters = store.dead_letters(job, SHOWN_LETTERS) if facts.dead_letters else []
     if as_json:
-        click.echo(json.dumps(status_json(facts, letters), indent=2))
+        click.echo(json.dumps(status_json(facts, letters, books), indent=2))
     else:
-        click.echo("\n".join(status_lines(facts, letters)))
+        click.echo("\n".join(status_lines(facts, letters, books)))
 
 
 @celeriac.command("list")

@@ -20,6 +20,8 @@ class Exit(IntEnum):
     """Redis, Java, an extra, an external program or the input is missing."""
     DEAD_LETTERS = 4
     """Finished and published, without the records that were given up as dead letters."""
+    UNBALANCED = 5
+    """Finished and published, but records were lost or doubled: the counts of its parts do not agree."""
     INTERRUPTED = 130
     """Drained or cancelled."""
     CLOSED_OUTPUT = 141
@@ -37,6 +39,7 @@ Exit codes:
   2    wrong usage, a wrong pipeline, or no such job
   3    something is missing: Redis, Java, an extra, a program, the input
   4    finished, but some records were given up as dead letters
+  5    finished, but the books do not balance: records were lost or doubled
   130  interrupted: drained or cancelled
   141  the reader of the output went away
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from pipeline.cli.balances import alarm_line
 from pipeline.cli.console import Console
+from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.progress import stage_rows
@@ -30,6 +32,7 @@ RATE_SECONDS: Final = 2.0
 HALT_SECONDS: Final = 2.0
 """After a loss was noticed, others get this long to say what they miss."""
 
+CLAIM_SECONDS: Final = 1.0
 MEMORY_SECONDS: Final = 2.0
 _FULL_SHARE: Final = 0.99
 
@@ -100,11 +103,16 @@ class Follower:
     console: Console
     screen: Screen
     interrupts: Interrupts
+    file: FileWatch
+    claim: str = ""
+    """By which this run holds the job; said again until its workers are heard of."""
     ready_at: float | None = None
     is_drained: bool = False
     _has_asked: bool = False
     _pressure: str = ""
     _waits: frozenset[str] = frozenset()
+    _alarms: int = 0
+    _claim_at: float = -math.inf
     _memory_at: float = -math.inf
     _holdups: Holdups = field(default_factory=Holdups)
     _seen: JobFacts | None = None
@@ -130,6 +138,7 @@ class Follower:
                     facts_at = now
                     facts = self.link.attempt(lambda: self.store.facts(self.job))
                     if facts is not None and not self._has_lost(facts) and self._has_heard_all(facts, now):
+                        self._hold_claim(now, facts)
                         self._note(facts, history)
                         self._look_at_memory(now, facts)
                         if facts.record.state not in WORKING:
@@ -174,6 +183,14 @@ class Follower:
         if was_dead:
             self.screen.warn("the node process died and was started again")
 
+    def _hold_claim(self, now: float, facts: JobFacts) -> None:
+        """Whoever submits the same job now must not take it for one that nobody runs."""
+        lease = facts.record.plan.limits.lease_seconds
+        if now - self._claim_at < CLAIM_SECONDS or any(each.age_seconds < lease for each in facts.workers):
+            return
+        self._claim_at = now
+        self.claim = self.link.attempt(lambda: self.store.claim(self.job, self.claim)) or self.claim
+
     def _look_at_memory(self, now: float, facts: JobFacts) -> None:
         """A Redis without room stops the job, or its input, without any error: everybody waits."""
         if now - self._memory_at < MEMORY_SECONDS:
@@ -197,6 +214,12 @@ class Follower:
             self.screen.note("nothing is waited for any more")
         self._waits = waits
 
+    def _tell_alarms(self, facts: JobFacts) -> None:
+        """What the leader has found wrong in the books, when it is found."""
+        for alarm in facts.alarms[self._alarms :]:
+            self.screen.warn(alarm_line(alarm))
+        self._alarms = max(self._alarms, len(facts.alarms))
+
     def _note(self, facts: JobFacts, history: deque[JobFacts]) -> None:
         if self.ready_at is None and any(each.taken or each.backlog for each in facts.partitions):
             self.ready_at = time.monotonic()
@@ -205,6 +228,9 @@ class Follower:
         while len(history) > 2 and history[1].now_ms <= facts.now_ms - RATE_SECONDS * 1000:
             history.popleft()
         self._tell_waits(facts)
+        self._tell_alarms(facts)
+        if changed := self.file.changed():
+            self.screen.warn(changed)
         is_last = facts.record.state not in WORKING
         for text in self._holdups.look(facts):
             self.screen.warn(text)

@@ -6,16 +6,20 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from pipeline.errors import JobStateError, PipelineError, UnknownJob
-from pipeline.facts import JobRecord
+from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.losses import LOST
 from pipeline.plan import Plan
 from pipeline.store.jobs import JobStore
 
 _POLL_SECONDS: Final = 0.1
+STARTING_MS: Final = 5_000
+"""A run whose workers are not there yet says within this time that it is (`CLAIM_SECONDS`)."""
+
 _PIPELINE_LETTERS: Final = 70
 """Of the pipeline's name in a job id, which has at most 100."""
 
@@ -33,16 +37,11 @@ def open_job(
 
     One that has halted, since Redis has lost writes of it, runs again with `accepts_loss` only, and no other with it.
 
-    Raises PipelineError when it was made from another pipeline, JobStateError when another run works at it,
-    StoreError. May wait a few seconds for the heartbeats of a killed run to grow old; `check` may then raise.
+    Raises PipelineError when it was made from another pipeline, JobStateError when another run works at it, or is
+    about to, StoreError. May wait a few seconds for the heartbeats of a killed run to grow old, or for the first ones
+    of a run that submits the same job at this moment; `check` may then raise.
     """
-    try:
-        record = store.read(job)
-    except UnknownJob:
-        if accepts_loss:
-            raise
-        store.create(job, plan)
-        return store.read(job)
+    record = store.read(job) if accepts_loss else _made_or_found(store, job, plan)
     if record.plan.fingerprint != plan.fingerprint:
         raise PipelineError(
             f"the job {job!r} was made from another pipeline than this file defines now",
@@ -50,17 +49,8 @@ def open_job(
         )
     if record.state is JobState.FINISHED:
         return record
-    if record.losses and not accepts_loss:
-        raise JobStateError(
-            f"the job {job!r} has halted: {LOST}" + "".join(f"\n  - {line}" for line in record.losses),
-            hint="--accept-loss goes on without them; docs/operations.md says what that means",
-        )
-    if accepts_loss and not record.losses:
-        raise JobStateError(
-            f"nothing is known to be lost of the job {job!r}",
-            hint="leave --accept-loss out: it is for after a loss only",
-        )
-    _refuse_while_alive(store, record, check)
+    _check_losses(record, accepts_loss=accepts_loss)
+    _claim(store, record, check)
     if accepts_loss:
         if record.state not in ENDED:
             store.transition(job, JobState.CANCELLED, "to accept its loss")
@@ -74,6 +64,28 @@ def open_job(
     return store.read(job)
 
 
+def _made_or_found(store: JobStore, job: str, plan: Plan) -> JobRecord:
+    try:
+        return store.read(job)
+    except UnknownJob:
+        with suppress(JobStateError):  # another run has made it just now
+            store.create(job, plan)
+        return store.read(job)
+
+
+def _check_losses(record: JobRecord, *, accepts_loss: bool) -> None:
+    if record.losses and not accepts_loss:
+        raise JobStateError(
+            f"the job {record.job!r} has halted: {LOST}" + "".join(f"\n  - {line}" for line in record.losses),
+            hint="--accept-loss goes on without them; docs/operations.md says what that means",
+        )
+    if accepts_loss and not record.losses:
+        raise JobStateError(
+            f"nothing is known to be lost of the job {record.job!r}",
+            hint="leave --accept-loss out: it is for after a loss only",
+        )
+
+
 def _was_draining(store: JobStore, record: JobRecord) -> bool:
     """True when an entry inbox was closed before its source had been read to the end."""
     unread = {
@@ -82,19 +94,28 @@ def _was_draining(store: JobStore, record: JobRecord) -> bool:
     return any(part.closed and part.stage in unread for part in store.facts(record.job).partitions)
 
 
-def _refuse_while_alive(store: JobStore, record: JobRecord, check: Callable[[], None]) -> None:
-    """Returns when no worker has been heard of for as long as a lease lasts."""
+def _claim(store: JobStore, record: JobRecord, check: Callable[[], None]) -> None:
+    """Returns when this run has the job: no worker is heard of, and no other run is about to start some."""
     lease = record.plan.limits.lease_seconds
     deadline = time.monotonic() + lease + 1.0
     while True:
         check()
-        workers = store.facts(record.job).workers
-        alive = [each.name for each in workers if each.age_seconds < lease and not each.is_reported_dead]
-        if not alive:
-            return
-        if time.monotonic() > deadline:
+        facts = store.facts(record.job)
+        alive = [each.name for each in facts.workers if each.age_seconds < lease and not each.is_reported_dead]
+        if alive and time.monotonic() > deadline:
             raise JobStateError(
                 f"the job {record.job!r} is being run by another process: worker {alive[0]} is alive",
                 hint=f"see `celeriac status {record.job}`, or cancel it first",
             )
+        if not alive and not _is_starting(facts) and store.claim(record.job, facts.record.claim):
+            return
+        if not alive:
+            deadline = time.monotonic() + lease + 1.0
         time.sleep(_POLL_SECONDS)
+
+
+def _is_starting(facts: JobFacts) -> bool:
+    """Whether a run has claimed the job just now, and its first worker may yet come."""
+    claimed_ms = int(facts.record.claim.partition(" ")[0] or 0)
+    heard_ms = max((facts.now_ms - 1000 * each.age_seconds for each in facts.workers), default=0.0)
+    return heard_ms < claimed_ms and facts.now_ms - claimed_ms < STARTING_MS

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.books import Books
+from pipeline.cli.balances import book_lines, books_json
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
 from pipeline.plan import STREAM_FORMATS, SinkPlan
@@ -43,6 +45,7 @@ class Result:
     is_drained: bool
     given: Mapping[str, int] = field(default_factory=dict)
     """Sink -> records that it was given, of those that write neither files nor streams."""
+    books: Books | None = None
 
 
 def result_lines(result: Result) -> list[str]:
@@ -58,6 +61,8 @@ def result_lines(result: Result) -> list[str]:
         if total:
             lines.append(f"  {label}: {total:,}")
     lines += dead_letter_lines(facts, result.letters)
+    if result.books is not None:
+        lines += [f"  {line}" for line in book_lines(result.books, facts.alarms)]
     started = duration(result.start_seconds)
     lines.append(f"  time: {duration(result.total_seconds)}, of which {started} until the first record")
     return lines
@@ -89,7 +94,7 @@ def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[st
     return lines
 
 
-def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
+def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | None = None) -> list[str]:
     """The page of `celeriac status`."""
     record = facts.record
     why = f": {record.reason}" if record.reason else ""
@@ -110,6 +115,8 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
     lines += [f"  {plain_line(row)}" for row in stage_rows(None, facts)]
     if facts.outputs:
         lines += ["outputs", *(f"  {line}" for line in output_lines(record.job, facts.outputs))]
+    if books is not None:
+        lines += book_lines(books, facts.alarms)
     return lines + dead_letter_lines(facts, letters)
 
 
@@ -196,7 +203,7 @@ def _reader(reader: ReaderFacts) -> str:
     return f"{who}: at {reader.next_number:,}, {unread}, heard {duration(reader.silent_seconds)} ago"
 
 
-def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any]:
+def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | None = None) -> dict[str, Any]:
     """What `celeriac status --json` prints. Times are milliseconds since 1970 by the clock of Redis."""
     return {
         **job_json(facts.record),
@@ -219,6 +226,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter]) -> dict[str, Any
             for row in stage_rows(None, facts)
         ],
         "outputs": [output_json(output) for output in facts.outputs],
+        **({"books": books_json(books, facts.alarms)} if books is not None else {}),
         "dead_letters": facts.dead_letters,
         "held": facts.held,
         "first_dead_letters": [

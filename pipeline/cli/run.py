@@ -7,8 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
+from pipeline.cli.balances import alarm_line, disagreements
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.following import Follower, Link
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
@@ -20,7 +22,7 @@ from pipeline.errors import CeleriacError, JobStateError, SinkAhead, StoreError,
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
-from pipeline.loader import load_graph
+from pipeline.loader import file_of, load_graph
 from pipeline.losses import LOST, losses_since
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
@@ -30,6 +32,7 @@ from pipeline.sinks.effects import EFFECT_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
 from pipeline.sources.opening import check_source
+from pipeline.store.books import BookStore
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore, unknown_job
@@ -169,8 +172,9 @@ class Run:
         link = Link(self.server, self.screen, self.interrupts)
         console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
+        file = FileWatch(file_of(self.options.target))
         node.start()
-        follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts)
+        follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts, file, self.record.claim)
         facts = follower.until_ended()
         self.screen.end_progress()
         if facts.record.state is not JobState.PUBLISHING:
@@ -275,11 +279,14 @@ class Run:
         given = {
             sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
         }
-        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given)
+        books = BookStore(self.scripts).read(facts.record)
+        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given, books)
         for line in result_lines(result):
             self.screen.note(line)
         if self.server.embedded is None:
             self.screen.note(f"`celeriac remove {self.job}` deletes what Redis keeps of it")
+        if disagreements(books, facts.alarms):
+            return Exit.UNBALANCED
         if is_drained:
             return Exit.INTERRUPTED
         return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
@@ -288,7 +295,12 @@ class Run:
         discard_job(self.record)  # in case whoever published it was killed before
         self.workspace.is_kept = False
         self.screen.note(f"the job {self.job} is finished already; its results stand")
-        return Exit.DEAD_LETTERS if store.facts(self.job).dead_letters else Exit.FINISHED
+        facts = store.facts(self.job)
+        for alarm in facts.alarms:
+            self.screen.warn(alarm_line(alarm))
+        if facts.alarms:
+            return Exit.UNBALANCED
+        return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
 
     def _cancel(self, reason: str) -> None:
         self.screen.end_progress()

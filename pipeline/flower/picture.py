@@ -42,6 +42,7 @@ def job_picture(facts: JobFacts, letters: Sequence[DeadLetter], history: History
         "partitions": [_partition(*row) for row in rows[:SHOWN_PARTITIONS]],
         "partitions_total": len(rows),
         "workers": [_worker(worker, facts) for worker in facts.workers],
+        "alarms": [alarm.text for alarm in facts.alarms],
         "dead_letters": facts.dead_letters,
         "held": facts.held,
         "letters": [_letter(letter, facts) for letter in letters[:SHOWN_LETTERS]],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
+from pipeline.books import STREAM_PREFIX
 from pipeline.positions import Position
 from pipeline.settings import Limits
 from pipeline.store import keys
@@ -96,6 +97,13 @@ class Target:
     log: str
     waiting: str
 
+    @property
+    def name(self) -> str:
+        """As the books call it: `stage.partition`, or `stream:name`."""
+        if self.kind == "inbox":
+            return self.inbox.partition(":inbox:")[2]
+        return STREAM_PREFIX + self.inbox.partition(":out:")[2]
+
     @classmethod
     def partition(cls, job: str, stage: int, partition: int) -> Target:
         at = (job, stage, partition)
@@ -143,6 +151,10 @@ class Commit:
     counts: Counts = field(default_factory=Counts)
     skipped: int = 0
     """Records that were dropped; `meta` holds their sum so far."""
+    left_out: int = 0
+    """Records passed that are in no batch, since their id was known."""
+    sunk: dict[str, int] = field(default_factory=dict)
+    """Sink that is no stream -> records that it was given."""
     meta: dict[str, Any] = field(default_factory=dict)
     log: dict[str, Any] = field(default_factory=dict)
     writes: list[Write] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -16,6 +17,7 @@ from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
+from pipeline.store.books import read_alarms
 from pipeline.store.connection import translated
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.losses import LossStore
@@ -81,6 +83,16 @@ class JobStore:
         if answer[0] != 1:
             raise JobStateError(f"job {job!r} exists already; it is {answer[1].decode()}")
 
+    def claim(self, job: str, before: str) -> str:
+        """Takes the job for a run that is about to start workers, or says so again; the claim by which it holds it.
+
+        Nothing when the job's claim is not `before` any more: another run has taken it. Raises UnknownJob.
+        """
+        answer = self._scripts.run("claim", [keys.job(job)], [before, secrets.token_hex(8)])
+        if answer[0] == -5:
+            raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
+        return answer[1].decode() if answer[0] == 1 else ""
+
     def list_ids(self) -> list[str]:
         """Ids of all jobs, oldest first."""
         with translated():
@@ -131,6 +143,7 @@ class JobStore:
             pipe.hget(keys.leader(job), "name")
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
+            pipe.hgetall(keys.books(job))
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
@@ -139,20 +152,23 @@ class JobStore:
                 pipe.hgetall(keys.out_meta(job, stream))
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
-        (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes = answers[:7]
+        (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:8]
         now_ms = seconds * 1000 + micros // 1000
-        at = 7 + 2 * len(places)
+        at = 8 + 2 * len(places)
         outputs = tuple(
             output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], now_ms)
             for i, stream in enumerate(streams)
         )
         partitions = tuple(
-            _partition(place, answers[7 + 2 * i], answers[8 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(place, answers[8 + 2 * i], answers[9 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
         name = leader.decode() if leader else ""
         held = _workers(workers, now_ms)
-        return JobFacts(record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0))
+        kept = read_alarms(alarms)
+        return JobFacts(
+            record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0), kept
+        )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
         """The oldest `count` dead letters."""
@@ -264,6 +280,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             run_id=text["run_id"],
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
+            claim=text.get("claim", ""),
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
             losses=tuple(text.get("lost", "").splitlines()),
             accepted=tuple(text.get("accepted", "").splitlines()),

@@ -26,6 +26,7 @@ def job(job: str) -> str:
 
     run_id: of the server that the tokens, leases and restored positions belong to. lost: a line for each thing that
     somebody misses, written by whoever notices; accepted: those of the generation before.
+    `dropped`: how many dead letters were dropped. `claim`: `milliseconds nonce` of the run that took the job last.
 
     `waits:source` -> what a source waits for. Written by its feeder.
     """
@@ -71,6 +72,8 @@ def meta(job: str, stage: int, partition: int) -> str:
     """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only.
 
     restored, restored_end: its position, and the place behind its last entry, when the server's run began.
+    `sent`: records given to each target, as JSON. `left_out`: records passed whose id was known. `letters`: dead
+    letters written. See `pipeline.books`.
     """
     return f"{of_job(job)}:meta:{stage}.{partition}"
 
@@ -78,6 +81,7 @@ def meta(job: str, stage: int, partition: int) -> str:
 def log(job: str, stage: int, partition: int) -> str:
     """Hash: the dedup log (`AckedTuple`): sender -> last number; `w:sender` -> its watermark.
 
+    `gone` -> the last numbers of senders that were forgotten, together. `replay` -> records of dead letters put back.
     `n:sink` -> how many records this partition has given a sink that is neither files nor a stream.
     `r:sink` -> how many records of a rotating sink are in parts that `files` names no more.
     `p:sender` -> `number position`: where a source reads on behind that number. Written by append.
@@ -119,6 +123,11 @@ def timers(job: str, stage: int, operator: str, group: int) -> str:
 def files(job: str) -> str:
     """Hash: `sink stage.partition.term` -> facts of a staging file. Written by commits, read by the publisher."""
     return of_job(job) + ":files"
+
+
+def books(job: str) -> str:
+    """Hash: name of a finding -> what was found wrong in the job's counts. Written by the leader, bounded."""
+    return of_job(job) + ":books"
 
 
 def dead(job: str) -> str:

@@ -164,7 +164,9 @@ class LetterStore:
     def _delete(self, known: Sequence[str]) -> int:
         count = 0
         for start in range(0, len(known), _MOST_DROPPED):
-            count += int(self._scripts.run("drop", self._keys, known[start : start + _MOST_DROPPED])[0])
+            count += int(
+                self._scripts.run("drop", [*self._keys, keys.job(self._job)], known[start : start + _MOST_DROPPED])[0]
+            )
         return count
 
     def _let_go(self, letter: DeadLetter, *, has_record: bool) -> None:

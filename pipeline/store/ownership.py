@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from pipeline.codec import key_field, read_key_field, read_timer_member, state_field
 from pipeline.errors import ForeignData
 from pipeline.keying import GROUPS, group_of
@@ -49,6 +51,8 @@ class Acquired:
     attempts: how often the record at the position has failed. tried: when and how, the last times.
     skipped: records that failed and were dropped so far. held: keys that are held, with what is behind their letters.
     restored_end: the place behind the last entry that was there when the server began; None if the job was made on it.
+    left_out: records passed so far whose id was known. letters: dead letters written so far.
+    sent: target -> records sent there so far, as `pipeline.books` names targets.
     """
 
     position: Position
@@ -65,6 +69,9 @@ class Acquired:
     skipped: int = 0
     held: dict[Any, Hold] = field(default_factory=dict)
     restored_end: Position | None = None
+    left_out: int = 0
+    letters: int = 0
+    sent: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,9 @@ class Ownership:
             skipped=int(meta.get("skipped", 0)),
             held={read_key_field(name): read_hold(data) for name, data in zip(*[iter(answer[5])] * 2, strict=True)},
             restored_end=Position(meta["restored_end"]) if "restored_end" in meta else None,
+            left_out=int(meta.get("left_out", 0)),
+            letters=int(meta.get("letters", 0)),
+            sent=msgspec.json.decode(meta.get("sent", "{}"), type=dict[str, int]),
         )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import redis
+
+from pipeline.store import keys
 from tests.e2e.chaos import Sequence, Site, a_chance, moments, wait_until
 
 
@@ -16,6 +19,7 @@ def test_kills_of_workers_leader_and_feeder_at_random_moments_change_nothing(sit
     run.finish()
 
     sequence.check(run.folder / "out")
+    assert "the books balance: " in run.said()
     site.assert_clean("flow.py", "out")
 
 
@@ -83,3 +87,24 @@ def test_of_two_leaders_one_acts_and_the_other_takes_over_when_it_is_frozen_or_k
 
     sequence.check(run.folder / "out")
     site.assert_clean("flow.py", "out")
+
+
+def test_a_record_that_is_doubled_by_hand_is_told_within_seconds_and_at_the_end(site: Site) -> None:
+    chance, sequence = a_chance(), Sequence(count=4_000)
+    site.write(sequence.text)
+    run = site.start("flow.py", "--workers", "2")
+    run.wait_for_taken(moments(chance, sequence.taken, 1, (0.02, 0.2))[0])
+    store, job = run.link
+
+    with redis.Redis.from_url(run.address) as client:
+        client.hincrby(keys.log(job, 2, 1), "1.0", 1)
+    said = (
+        "BOOKS DO NOT BALANCE: stage 'by_key' partition 1 has 1 record more from stage 'hop' partition 0 than that sent"
+    )
+    wait_until(lambda: said in run.said(), "the run says so", 10.0)
+    alarms = {alarm.text for alarm in store.facts(job).alarms}
+    run.finish(code=5)
+
+    assert said.partition(": ")[2] in alarms
+    assert run.said().count(said) == 2
+    assert "the books do not balance: job=" in run.log("leader")

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline import Pipeline, read, write
 from pipeline.flower.watch import FRESH_SECONDS, KEPT_ANSWERS, KEPT_JOBS, Answer, Watch
+from pipeline.plan import PROTOCOL
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -117,7 +118,7 @@ def test_dead_letters_are_read_again_only_when_there_are_others_to_show(redis_ur
 def test_jobs_are_listed_and_one_of_another_version_is_named(redis_url: str) -> None:
     with LocalJob(redis_url, a_flow()) as job:
         job.jobs.create("k", job.plan)
-        plan = job.plan.encode().replace(b'"protocol":1', b'"protocol":99')
+        plan = job.plan.encode().replace(b'"protocol":%d' % PROTOCOL, b'"protocol":99')
         job.client.hset("celeriac:{k}:job", "plan", plan)
 
         shown = decoded(Watch(a_store(redis_url)).jobs())

@@ -328,6 +328,7 @@ def test_too_many_dead_letters_fail_the_job_with_their_count(site: Site) -> None
     site.create(dead_letters=1)
     for _ in range(2):
         site.client.xadd(keys.dead(JOB), {"stage": 0})
+        site.client.hincrby(keys.meta(JOB, 0, 0), "letters", 1)
 
     assert site.round().run_once() == {"failed": 1}
     assert site.jobs.read(JOB).reason.startswith("2 dead letters, more than the 1 allowed")

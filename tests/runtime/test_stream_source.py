@@ -21,6 +21,8 @@ from pipeline.settings import Limits
 from tests.e2e.chaos import wait_until
 from tests.runtime.followed import Follow
 
+pytestmark = pytest.mark.foreign_keys("theirs")
+
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:

@@ -20,6 +20,7 @@ from celery import Celery
 
 from pipeline import tickets
 from pipeline.loader import load_pipeline
+from pipeline.plan import PROTOCOL
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import connect
@@ -73,6 +74,7 @@ def without_names(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "body": body}
 
 
+@pytest.mark.foreign_keys(r"celeriac:\{j\}\.1\.0")
 def test_a_ticket_is_field_by_field_what_send_task_publishes(redis_url: str) -> None:
     theirs, ours = published(
         redis_url, lambda app, queue: app.send_task(tickets.TASK, (1, 0), queue=queue, ignore_result=True)
@@ -81,6 +83,7 @@ def test_a_ticket_is_field_by_field_what_send_task_publishes(redis_url: str) -> 
     assert without_names(ours) == without_names(theirs)
 
 
+@pytest.mark.foreign_keys(r"celeriac:\{j\}\.1\.0")
 def test_a_ticket_is_field_by_field_what_apply_async_publishes(redis_url: str) -> None:
     def send(app: Celery, queue: str) -> None:
         def serve(*_: int) -> None: ...
@@ -247,6 +250,19 @@ def test_a_worker_with_another_pipeline_does_not_start(job: LocalJob, flow_file:
     said = start_that_fails(environment(job, flow_file))
 
     assert said.startswith(f"error: {flow_file} is not the pipeline that job 'j' was started with\nhint: ")
+
+
+def test_a_worker_of_another_version_does_not_start_and_names_both(job: LocalJob, flow_file: Path) -> None:
+    plan = job.plan.encode().replace(b'"protocol":%d' % PROTOCOL, b'"protocol":99')
+    job.client.hset(keys.job("j"), "plan", plan)
+    job.is_tampered = True
+
+    said = start_that_fails(environment(job, flow_file))
+
+    assert said == (
+        f"error: the job speaks protocol 99, this program {PROTOCOL}\n"
+        "hint: run it with the version of celeriac that submitted it\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,7 @@ def test_entries_that_another_program_has_deleted_fail_the_job_with_a_message(
         job.assign("w0")
         job.run_until_idle()
         job.send(numbered(["a"], 6), entry_records=1)
+        job.is_tampered = True
         damage(job)
         commits = job.scripts["w0"].calls
         real = job.scripts["w0"].run

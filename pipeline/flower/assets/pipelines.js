@@ -119,6 +119,10 @@
       data.reason, "pipeline " + data.pipeline, "leader " + (data.leader || "none"), "made " + instant(data.made_at_ms),
       data.is_gate_closed ? "Redis is nearly full: no input is taken" : "",
     ].filter(Boolean).join(" · ");
+    const alarms = byId("alarms");
+    alarms.hidden = !data.alarms.length;
+    const wrong = data.alarms.length ? "Books do not balance: " + data.alarms.join("; ") + "." : "";
+    if (alarms.textContent !== wrong) alarms.textContent = wrong;
     drawGraph(data);
     showStages(data);
     showPartitions(data);

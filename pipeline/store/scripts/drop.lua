@@ -1,6 +1,7 @@
--- Deletes dead letters.
--- KEYS: dead letters, edits    ARGV: letter ids, at most 4,000
+-- Deletes dead letters, and counts them.
+-- KEYS: dead letters, edits, job    ARGV: letter ids, at most 4,000
 -- Returns {how many there were}
 local count = call('XDEL', KEYS[1], unpack(ARGV))
 call('HDEL', KEYS[2], unpack(ARGV))
+if count > 0 and call('EXISTS', KEYS[3]) == 1 then call('HINCRBY', KEYS[3], 'dropped', count) end
 return {count}

@@ -7,7 +7,9 @@ local before = time[1] * 1000 + math.floor(time[2] / 1000) - tonumber(ARGV[5])
 local heard = call('ZSCORE', KEYS[2], ARGV[2])
 if not heard or tonumber(heard) > before then return {0} end
 local id = ARGV[4]
+local last = call('HGET', KEYS[4], id)
 call('ZREM', KEYS[2], ARGV[2])
 call('HDEL', KEYS[3], 'n:' .. ARGV[3])
 call('HDEL', KEYS[4], id, 'e:' .. id, 'n:' .. id, 'w:' .. id, 'p:' .. id)
+call('HINCRBY', KEYS[4], 'gone', last or '0')
 return {1}

@@ -4,7 +4,9 @@
 local log, senders, id = KEYS[1], KEYS[2], ARGV[2]
 if call('EXISTS', KEYS[3]) == 0 then return {-5} end
 if call('HGET', log, 'e:' .. id) ~= ARGV[3] then return {0} end
+local last = call('HGET', log, id)
 call('HDEL', log, id, 'e:' .. id, 'n:' .. id, 'w:' .. id, 'p:' .. id)
+call('HINCRBY', log, 'gone', last or '0')
 call('HDEL', senders, 'n:' .. ARGV[1])
 call('ZREM', KEYS[4], ARGV[4])
 return {1}

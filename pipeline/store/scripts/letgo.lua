@@ -24,6 +24,7 @@ if j == 'finished' or j == 'publishing' or not is_open then
   call('XDEL', KEYS[2], ARGV[1])
   call('HDEL', KEYS[3], ARGV[1])
   call('HDEL', KEYS[6], ARGV[3])
+  call('HINCRBY', KEYS[1], 'dropped', 1)
   return {1}
 end
 if h[2] ~= server then return {-4} end
@@ -32,5 +33,6 @@ call('XDEL', KEYS[2], ARGV[1])
 call('HDEL', KEYS[3], ARGV[1])
 put(KEYS[4], KEYS[5], '["R","' .. ARGV[1] .. '",' .. ARGV[4] .. ',' .. records .. ',' .. bytes .. ']', payload, 0)
 call('HSET', KEYS[5], 'held', int(left), 'held_bytes', int(left_bytes))
+call('HINCRBY', KEYS[1], 'dropped', 1)
 ring(KEYS[5])
 return {1}
