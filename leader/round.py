@@ -196,7 +196,8 @@ class Round:
 
     def _tell(self, job: str, error: CeleriacError) -> None:
         """Logs a fault when it appears and when it changes, not at each tick. `job` is empty for Redis as a whole."""
-        text = f"{type(error).__name__}: {error}"
+        # An outage begins with a closed connection and goes on with a refused one: that is one fault.
+        text = type(error).__name__ if isinstance(error, StoreUnavailable) else f"{type(error).__name__}: {error}"
         if self._faults.get(job) != text:
             self._faults[job] = text
             hint = f" ({error.hint})" if error.hint else ""

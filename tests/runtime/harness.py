@@ -387,7 +387,8 @@ class LocalJob:
 
     def findings(self) -> list[str]:
         """What is wrong in the books, as its leader would tell it."""
-        return [alarm.text for alarm in findings(BookStore(self._scripts).read(self.jobs.read(self.job)))]
+        books = insist(lambda: BookStore(self._scripts).read(self.jobs.read(self.job)))
+        return [alarm.text for alarm in findings(books)]
 
     def assert_balanced(self) -> None:
         """What a stage says to have emitted has arrived; what arrived was taken; nothing else came about."""

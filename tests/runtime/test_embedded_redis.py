@@ -276,6 +276,7 @@ def test_the_server_dies_with_a_killed_parent(tmp_path: Path) -> None:
     Path(socket_folder).rmdir()
 
 
+@pytest.mark.foreign_keys("left")
 def test_the_session_server_is_empty_for_each_test(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0

@@ -31,6 +31,7 @@ from pipeline.publishing import publish_job
 from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.commits import Commit, Committer, Refusal, Refused
+from pipeline.store.connection import connect
 from pipeline.store.leadership import Leadership
 from pipeline.store.ownership import Calm, Ownership
 from pipeline.store.scripts import Scripts
@@ -263,7 +264,7 @@ def test_a_lease_from_before_a_restart_is_nobodys(job: KilledJob) -> None:
 
 def test_the_leader_halts_the_job_when_it_has_seen_more(server: EmbeddedRedis, job: KilledJob) -> None:
     job.client.hdel(keys.leader("j"), "until")
-    round_ = make_round(server.url, "leader-2", random.Random(1), stopped_clock)
+    round_ = make_round(Scripts(connect(server.url)), "leader-2", random.Random(1), stopped_clock)
     job.assign("w1")
     job.workers["w1"].ownership.heartbeat(json.dumps({}))
     job.send(["a"])
@@ -287,7 +288,7 @@ def test_the_leader_waits_for_owners_to_compare_and_then_goes_on_when_nothing_is
     server: EmbeddedRedis, job: KilledJob
 ) -> None:
     job.client.hdel(keys.leader("j"), "until")
-    round_ = make_round(server.url, "leader-2", random.Random(1), stopped_clock)
+    round_ = make_round(Scripts(connect(server.url)), "leader-2", random.Random(1), stopped_clock)
     job.assign("w1")
     worker = job.workers["w1"].ownership
     job.send(["a"])

@@ -1,0 +1,45 @@
+"""The guards of the protocol: what each forbids, and how it is taken out of its script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`line` of a script becomes `instead`; then at least one test of `tests` must fail."""
+
+    name: str
+    script: str
+    line: str
+    instead: str
+    tests: str = "tests/store"
+
+
+_RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
+_SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
+
+GUARDS: Final = (
+    Guard("token", "commit", "if m[1] ~= ARGV[1] then return {-1} end", ""),
+    Guard("position", "commit", "if m[2] ~= ARGV[2] or m[3] ~= ARGV[3] then return {-2} end", ""),
+    Guard("record of the position", "commit", "m[2] ~= ARGV[2] or m[3] ~= ARGV[3]", "m[2] ~= ARGV[2]"),
+    Guard("table version", "commit", "if j[2] ~= ARGV[6] then return {-3} end", ""),
+    Guard("run of the server", "commit", "if j[3] ~= server then return {-6} end", "", _RESTARTED),
+    Guard("token of who acquires", "acquire", "if call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {-1} end", ""),
+    Guard("sequence, what was taken", "append", "if last >= first + count - 1 then", "if false then"),
+    Guard("sequence, what was taken in part", "append", "if last >= first then return {3, last} end", ""),
+    Guard("sequence, gaps", "append", "if first ~= last + 1 then return {-6, last} end", ""),
+    Guard("sender epoch", "append", "if tonumber(ARGV[2]) < tonumber(known[2]) then return {-2, last} end", ""),
+    Guard("gate", "append", "if j[2] == 'closed' or ", "if "),
+    Guard("close at the end of the input", "append", " or call('HGET', meta, 'closed') then", " then"),
+    Guard("generation", "register", "string.match(ARGV[1], '^[^/]*') ~= j[3]", "false", _RESTARTED),
+    Guard("trim bound", "commit", "call('XTRIM', inbox, 'MINID', ARGV[4])", "call('XTRIM', inbox, 'MINID', ARGV[9])"),
+    Guard("ring flag, while entries are held", "commit", " and ARGV[4] == int(head + 1) .. '-' .. int(sub)\n", "\n"),
+    Guard("bound of an inbox", "commit", " >= limit_records or out.bytes >= limit_bytes", " < 0"),
+    Guard("lease", "lease", "if not mine and not is_old and h[2] and time < tonumber(h[2]) then", "if false then"),
+    Guard("leader's token, assign", "assign", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
+    Guard("next term", "assign", "if tonumber(m[1] or 0) + 1 ~= tonumber(ARGV[5]) then return {0} end", ""),
+    Guard("leader's token, close", "close", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
+    Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
+)  # fmt: skip
