@@ -608,3 +608,15 @@ def test_without_memory_a_full_inbox_still_notes_its_waiter(
     assert bench.ring() == "w"
     taker.commit(Position("13-0"))
     assert bench.ring() == "1"
+
+
+def test_what_was_read_ahead_and_not_committed_stays_for_the_next_owner(bench: Bench) -> None:
+    lane = bench.lane()
+    for number, value in enumerate("abc", 1):
+        lane.append(number, a_batch(value))
+    hand = bench.worker()
+    assert len(hand.fetch()) == 3
+
+    hand.commit(Position("2-0"), read_from="4-0", taken=1)
+
+    assert values_of(bench.worker(nonce="y").fetch()) == ["b", "c"]
