@@ -97,11 +97,11 @@ def sample_batches(number: int) -> list[Batch]:
 
 
 @contextmanager
-def running_job(redis_url: str, workers: int) -> Iterator[tuple[str, Checked]]:
+def running_job(redis_url: str, workers: int, partitions: int) -> Iterator[tuple[str, Checked]]:
     """A job of this pipeline with its leader and workers as processes of their own."""
     store = JobStore(Scripts(connect(redis_url)))
     job = f"bench-{secrets.token_hex(3)}"
-    plan = compile_plan(flow.graph(), 2 * workers, Limits())
+    plan = compile_plan(flow.graph(), partitions, Limits())
     store.create(job, plan)
     reader = OutputReader(Scripts(connect(redis_url)), job, "counts", "bench", plan.limits)
     shared = {**os.environ, "CELERIAC_REDIS": redis_url, "CELERIAC_JOB": job, "CELERIAC_PIPELINE": __file__}
@@ -125,11 +125,11 @@ def _wait(holds: Any, what: str, seconds: float = 30.0) -> None:
         sleep(0.02)
 
 
-def throughput(redis_url: str, workers: int, seconds: float, batches: list[Batch]) -> Figures:
+def throughput(redis_url: str, workers: int, partitions: int, seconds: float, batches: list[Batch]) -> Figures:
     """Appends as fast as the inboxes take it for some seconds, then drains; all of it is timed and checked."""
-    with running_job(redis_url, workers) as (job, output):
+    with running_job(redis_url, workers, partitions) as (job, output):
         feed = FeedAddress(redis_url, job, "lines", full_timeout_seconds=0.0).open()
-        lanes = [feed.lane(f"bench{number}") for number in range(2 * workers)]
+        lanes = [feed.lane(f"bench{number}") for number in range(partitions)]
         warm = _pump(lanes, batches, output, monotonic() + 1.0)
         _drain(output, warm)
         started, before = perf_counter(), output.words
@@ -169,11 +169,13 @@ def _drain(output: Checked, words: int) -> None:
         sys.exit(f"WRONG: {words} words were sent, {output.words} came out")
 
 
-def latency(redis_url: str, workers: int, seconds: float, rate: int, batches: list[Batch]) -> list[float]:
+def latency(
+    redis_url: str, workers: int, partitions: int, seconds: float, rate: int, batches: list[Batch]
+) -> list[float]:
     """Milliseconds from append to the reader of the output, of one word in each batch of 100; `rate` in words/s."""
-    with running_job(redis_url, workers) as (job, output):
+    with running_job(redis_url, workers, partitions) as (job, output):
         feed = FeedAddress(redis_url, job, "lines").open()
-        lanes = [feed.lane(f"bench{number}") for number in range(2 * workers)]
+        lanes = [feed.lane(f"bench{number}") for number in range(partitions)]
         lines = cycle(line for batch in batches for line in batch.values)
         sent, started = 0, monotonic()
         while (elapsed := monotonic() - started) < seconds + 1.0:
@@ -202,18 +204,19 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--partitions", type=int, help="of each stage; by default twice the workers")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--fsync", choices=["everysec", "always", "no"], default="everysec")
     options.add_argument("--rate", type=int, default=20_000)
     asked = options.parse_args()
-    batches = sample_batches(200)
+    batches, partitions = sample_batches(200), asked.partitions or 2 * asked.workers
     with EmbeddedRedis.start(fsync=asked.fsync) as server:
         rates = []
         for _ in range(asked.rounds):
-            figures = throughput(server.url, asked.workers, asked.seconds, batches)
+            figures = throughput(server.url, asked.workers, partitions, asked.seconds, batches)
             rates.append(figures.rate)
             print(f"throughput     {figures.rate:12,.0f} words/s   {figures.words:,} words, all counts right")
-        times = latency(server.url, asked.workers, asked.seconds, asked.rate, batches)
+        times = latency(server.url, asked.workers, partitions, asked.seconds, asked.rate, batches)
         p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
         print(
             f"latency        {p50:12.1f} ms p50   {p99:.1f} ms p99   at {asked.rate:,} words/s, {len(times):,} samples"

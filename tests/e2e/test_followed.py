@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stages.node import SOURCE_RESTARTS
 from tests.e2e.chaos import Run, Site, a_chance, read_rows, wait_until
 
 FILES = """
@@ -72,17 +73,22 @@ def test_a_log_that_is_rotated_while_its_feeder_is_killed_arrives_once_and_in_or
     folder.mkdir()
     written(folder / "log", "f0", 1, 500)
     run = site.start("flow.py", "--workers", "1", "--partitions", "2")
-    count = 500
+    count, kills = 500, 0
     run.wait_for_taken(500)
+
+    def killed(probability: float) -> int:
+        """A feeder that dies more often, each time soon after its start, is given up."""
+        if kills == SOURCE_RESTARTS or chance.random() >= probability:
+            return 0
+        run.kill("source")
+        return 1
 
     for number in range(1, 6):
         written(folder / "log", f"f{number - 1}", 501, 800)
-        if chance.random() < 0.7:
-            run.kill("source")
+        kills += killed(0.7)
         (folder / "log").rename(folder / f"log.{number}")
         written(folder / "log", f"f{number}", 1, 500)
-        if chance.random() < 0.5:
-            run.kill("source")
+        kills += killed(0.5)
         count += 800
         run.wait_for_taken(2 * count * chance.random())
     run.wait_for_taken(2 * count)
