@@ -37,6 +37,7 @@ COLUMNS: Final = (
 """What befalls a run, and how the table calls it."""
 
 _SHOWN_FAILURES: Final = 20
+_TOLD_SECONDS: Final = 15.0
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ def verify(names: Sequence[str], processes: int, *, is_quick: bool, console: Con
     rows = {name: Row(name) for name in names}
     works = [Work(index, processes, tuple(names), is_quick) for index in range(processes)]
     shares = Shares(works)
+    told_at = time.monotonic()
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("runs", total=None)
@@ -113,6 +115,10 @@ def verify(names: Sequence[str], processes: int, *, is_quick: bool, console: Con
                     rows[piece.scenario].add(piece)
                     done, at = sum(row.runs.total() for row in rows.values()), piece.scenario
                     progress.update(task, completed=done, description=f"{done:,} runs · {at[:40]}")
+                if not console.is_terminal and time.monotonic() - told_at > _TOLD_SECONDS:
+                    told_at = time.monotonic()
+                    failed = sum(row.failed for row in rows.values())
+                    print(f"{done:,} runs, {failed:,} not equal; now: {at}", file=sys.stderr)
     finally:
         shares.stop()
     return list(rows.values())

@@ -7,6 +7,9 @@ if ARGV[2] == '1' and call('EXISTS', KEYS[3]) == 0 then return {0} end
 for i = 3, #ARGV do
   if state == ARGV[i] then return {-1, state} end
 end
+local key = foreign({KEYS[3], 'string', KEYS[5], 'zset'})
+if not key and not string.match(call('GET', KEYS[3]) or '0', '^%d+$') then key = KEYS[3] end
+if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local gone = call('DEL', KEYS[1], KEYS[2], KEYS[4])
 call('ZREM', KEYS[5], ARGV[1])
 return {call('INCR', KEYS[3]), gone}
