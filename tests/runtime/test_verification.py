@@ -151,7 +151,6 @@ def test_pairs_are_all_pairs_of_scripts() -> None:
 
 
 def test_verify_prints_the_matrix_and_says_that_all_is_equal() -> None:
-    command = [sys.executable, "-m", "pipeline.cli.main"]
     program = "import sys; from pipeline.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "verify", "--quick", "--scenario", "append by a producer", "--json"]
 
