@@ -32,8 +32,8 @@ def partition_line(place: tuple[int, int], who: str, remembered: Position, found
     return f"stage {place[0]} partition {place[1]}: {who} up to {remembered}, Redis has {found} ({lost})"
 
 
-def count_of(records: int) -> str:
-    return f"{records:,} record{'' if records == 1 else 's'}"
+def count_of(number: int, what: str = "record") -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def losses_since(before: JobFacts, after: JobFacts, who: str) -> list[str]:

@@ -65,12 +65,15 @@ class Source(Actor):
         self._finished: set[int] = set()
 
     def start(self, world: World, scripts: Scripts) -> None:
-        self._feed = _feed(world, scripts)
+        self._scripts = scripts
+        self._feed: Feed | None = None
         self._lanes, self._finished = {}, set()
 
     def step(self, world: World) -> None:
         if world.state() is None:
             return
+        if self._feed is None:
+            self._feed = _feed(world, self._scripts)
         for number, values in enumerate(self._splits):
             if number in self._finished:
                 continue
@@ -106,7 +109,7 @@ class Producer(Actor):
         self._lane: Lane | None = None
 
     def start(self, world: World, scripts: Scripts) -> None:
-        self._feed = _feed(world, scripts)
+        self._scripts = scripts
         self._lane, self._sent = None, 0
 
     def step(self, world: World) -> None:
@@ -114,7 +117,7 @@ class Producer(Actor):
             return
         if self._lane is None:
             name = f"run-{self.lives}" if self._has_ids else "stable"
-            self._lane = self._feed.lane(name, exclusive=True)
+            self._lane = _feed(world, self._scripts).lane(name, exclusive=True)
         # Another life cuts its batches in another way.
         piece = list(self._values[self._sent : self._sent + self._by + self.lives - 1])
         if piece:
@@ -339,4 +342,4 @@ class LetterClerk(Actor):
 
 def _feed(world: World, scripts: Scripts) -> Feed:
     """Feeds the source `in`. A full inbox is an error at once."""
-    return Feed(scripts, FeedAddress(world.url, JOB, "in", 0.0), world.plan, 0, _PATIENCE)
+    return Feed(scripts, FeedAddress(world.url, JOB, "in", 0.0), world.plan, world.jobs.read(JOB).run, _PATIENCE)

@@ -49,7 +49,7 @@ def open_destination(to: Destination, bounds: Bounds) -> Opened:
         # The sending thread has all lanes to look after: a call of the store never waits in its place.
         patience = Patience(outage_seconds=0.0, full_pause_seconds=0.0, rng=random.Random())
         address = FeedAddress(to.redis_url, to.job, source.name, full_timeout_seconds=0.0)
-        feed = Feed(scripts, address, record.plan, record.generation, patience)
+        feed = Feed(scripts, address, record.plan, record.run, patience)
         lanes = [feed.lane(f"{to.name}/{number}", exclusive=True) for number in range(bounds.lanes)]
         if to.leaves:
             feed.visit(lanes)

@@ -33,10 +33,12 @@ def feed_source(
 
     reader: "local", "spark" or "auto" (Spark above LOCAL_BYTES); empty for what the source's options say.
     master: where Spark runs, when it is needed. The session stays open until the process ends.
-    May be called again after a failure: what the job has is skipped.
+    May be called again after a failure: what the job has is skipped. What was acknowledged before this call is
+    compared with what the job has at its end, also over a restart of Redis.
     Raises InputError (for missing files before Spark starts), EnvironmentFault when Spark is needed and not
     installed, and what the feed raises.
     """
+    feed = address.open()
     if spec.items is not None:
         summary = read_items(spec.items, address)
     else:
@@ -44,7 +46,7 @@ def feed_source(
         if source.describe():
             _log.info("source %s: %s", spec.path, source.describe())
         summary = _read(source, address, reader or str(spec.options.get("reader", "auto")), master)
-    address.open().complete(summary.splits)
+    feed.complete(summary.splits)
     return summary
 
 

@@ -18,6 +18,7 @@ from pipeline.errors import (
     UnknownSender,
 )
 from pipeline.lifecycle import JobState
+from pipeline.losses import count_of
 from pipeline.plan import Plan
 from pipeline.records import Batch
 from pipeline.store import ids as own_ids
@@ -25,11 +26,11 @@ from pipeline.store import keys
 from pipeline.store.connection import connect, translated
 from pipeline.store.durability import Durability, read_durability
 from pipeline.store.jobs import JobStore
-from pipeline.store.losses import unknown_job
+from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.patience import Patience
 from pipeline.store.payloads import encode_faulty, encoded_position, no_place
 from pipeline.store.scripts import Scripts
-from pipeline.store.standing import Sender, Standing, restored
+from pipeline.store.standing import Sender, Standing, restored, tail_lost
 
 logger = logging.getLogger(__name__)
 
@@ -48,24 +49,27 @@ class FeedAddress:
     def open(self, patience: Patience | None = None) -> Feed:
         """Raises UnknownJob, StoreError."""
         scripts = Scripts(connect(self.redis_url))
+        scripts.meet()
         record = JobStore(scripts).read(self.job)
-        return Feed(scripts, self, record.plan, record.generation, patience)
+        return Feed(scripts, self, record.plan, record.run, patience)
 
     def __repr__(self) -> str:
         return f"FeedAddress(job={self.job!r}, source={self.source!r})"
 
 
 class Feed:
-    """Feeds one source of a job."""
+    """Feeds one source of a job. `run`: the job's made_at.generation, as `JobRecord.run`."""
 
     def __init__(
-        self, scripts: Scripts, address: FeedAddress, plan: Plan, generation: int, patience: Patience | None = None
+        self, scripts: Scripts, address: FeedAddress, plan: Plan, run: str, patience: Patience | None = None
     ) -> None:
         self._scripts = scripts
+        self._opened_on = scripts.server
         self._patience = patience or Patience()
         self._address = address
         self._plan = plan
-        self._generation = generation
+        self._run = run
+        self._generation = run.partition(".")[2]
         self._stage = plan.entry_stage(address.source)
 
     def lane(self, split: str, *, exclusive: bool = False) -> Lane:
@@ -150,7 +154,8 @@ class Feed:
     def complete(self, splits: int) -> None:
         """Says that all splits of the source are finished; the job then ends its input.
 
-        Raises StoreError if another number of splits has finished, UnknownJob.
+        Raises StoreError if another number of splits has finished, TailLost or JobRestored if that is since Redis came
+        back with less than it had acknowledged, UnknownJob.
         """
         job, source = self._address.job, self._address.source
         answer = self._patience.through_outages(
@@ -159,7 +164,20 @@ class Feed:
         if answer[0] == -5:
             raise unknown_job(job)
         if answer[0] == -6:
-            raise StoreError(f"source {source!r} has {answer[1]} finished splits, not {splits}")
+            raise self._other_count(splits, answer[1])
+
+    def _other_count(self, splits: int, finished: int) -> StoreError:
+        """Why another number of splits has finished: the ends of some are lost, if Redis was restarted meanwhile."""
+        source, job = self._address.source, self._address.job
+        record = self._patience.through_outages(lambda: [JobStore(self._scripts).read(job)])[0]
+        if record.made_at_ms != int(self._run.partition(".")[0]):
+            return unknown_job(job)
+        if record.run != self._run:
+            return JobRestored(restored(job, record.generation), hint="open it anew")
+        if finished > splits or self._scripts.server == self._opened_on:
+            return StoreError(f"source {source!r} has {finished} finished splits, not {splits}")
+        line = f"source {source!r}: {count_of(splits, 'split')} had ended, of which Redis has {finished:,}"
+        return tail_lost(LossStore(self._scripts, job), self._run, line, self._patience)
 
 
 class Lane:

@@ -94,11 +94,16 @@ class Standing:
         )
         if known.last < 0 or known.epoch < sender.epoch:
             line += ", and it has forgotten that this sender registered"
-        try:
-            self._patience.through_outages(lambda: [self._losses.report(sender.run, [line])])
-        except StoreError as error:
-            logger.warning("the job could not be told of its loss: job=%s: %s", sender.job, error)
-        return TailLost(f"{LOST}: {line}", hint=HINT)
+        return tail_lost(self._losses, sender.run, line, self._patience)
+
+
+def tail_lost(losses: LossStore, run: str, line: str, patience: Patience) -> TailLost:
+    """Halts the job, if it is still the same and can be told; the error for whoever has noticed the loss."""
+    try:
+        patience.through_outages(lambda: [losses.report(run, [line])])
+    except StoreError as error:
+        logger.warning("the job could not be told of its loss: %s: %s", line, error)
+    return TailLost(f"{LOST}: {line}", hint=HINT)
 
 
 def restored(job: str, generation: int | str) -> str:

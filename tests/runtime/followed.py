@@ -54,7 +54,7 @@ class Follow:
 
     def feed(self) -> Feed:
         address = FeedAddress(self.job.url, self.job.job, "in", 0.0)
-        return Feed(self.scripts, address, self.job.plan, 0, self.time)
+        return Feed(self.scripts, address, self.job.plan, self.job.run_of_job, self.time)
 
     def start(self) -> Following:
         """A feeder that knows nothing but what Redis tells it."""

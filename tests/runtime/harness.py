@@ -129,6 +129,7 @@ class LocalJob:
         self._scripts = scripts
         self.jobs = JobStore(scripts)
         self.jobs.create(job, self.plan)
+        self.run_of_job = self.jobs.read(job).run
         self.leader = Leadership(scripts, "leader-1", "n1")
         self.token = self.leader.hold(job, 600).token
         self.is_tampered = False
@@ -220,7 +221,7 @@ class LocalJob:
     def feed(self, name: str = "") -> Feed:
         """Feeds the source of that name, by default the first. A full inbox is an error at once."""
         name = name or next(stage.name for stage in self.plan.stages if not stage.upstream)
-        return Feed(self._scripts, FeedAddress(self.url, self.job, name, 0.0), self.plan, 0)
+        return Feed(self._scripts, FeedAddress(self.url, self.job, name, 0.0), self.plan, self.run_of_job)
 
     def lane(self, split: str = "a", feeds: str = "") -> Lane:
         at = (feeds, split)

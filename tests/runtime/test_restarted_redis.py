@@ -390,6 +390,30 @@ def test_a_sender_that_had_nothing_acknowledged_registers_again_and_goes_on(
     assert (lane.taken, job.feed().lane("other").taken) == (1, 0)
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_end_of_a_source_is_refused_only_when_the_end_of_a_split_is_lost(
+    server: EmbeddedRedis, job: KilledJob, is_lost: bool
+) -> None:
+    feed = FeedAddress(job.url, job.job, "words").open()
+    lane = FeedAddress(job.url, job.job, "words").open().lane("split")
+    lane.append(1, a_batch("a"))
+    before_the_end = size(server)
+    lane.finish(1)
+    come_back(job, before_the_end if is_lost else None)
+
+    if not is_lost:
+        feed.complete(1)
+        assert job.jobs.read(job.job).completed_sources == {"words"}
+        return
+    with pytest.raises(TailLost, match="source 'words': 1 split had ended, of which Redis has 0"):
+        feed.complete(1)
+    assert losses(job) == ("source 'words': 1 split had ended, of which Redis has 0",)
+    assert job.jobs.state(job.job) is JobState.FAILED
+    insist(lambda: job.jobs.losses(job.job).accept(job.jobs.read(job.job)))
+    with pytest.raises(JobRestored):
+        feed.complete(1)
+
+
 # Flushed.
 
 

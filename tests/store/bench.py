@@ -50,6 +50,7 @@ class Bench:
         self.scripts = Scripts(self.client)
         self.jobs = JobStore(self.scripts)
         self.jobs.create(job, self.plan)
+        self.run_of_job = self.jobs.read(job).run
         self.leadership = Leadership(self.scripts, "leader-1", "n1")
         self.token = self.leadership.hold(job, 60).token
 
@@ -60,7 +61,7 @@ class Bench:
 
     def feed(self, full_timeout_seconds: float | None = 0.0, scripts: Scripts | None = None) -> Feed:
         address = FeedAddress(self.url, self.job, "lines", full_timeout_seconds)
-        return Feed(scripts or self.scripts, address, self.plan, 0)
+        return Feed(scripts or self.scripts, address, self.plan, self.run_of_job)
 
     def lane(self, split: str = "a", *, exclusive: bool = False, full_timeout_seconds: float | None = 0.0) -> Lane:
         return self.feed(full_timeout_seconds).lane(split, exclusive=exclusive)

@@ -144,7 +144,13 @@ def test_a_managed_server_without_config_is_not_refused(redis_url: str) -> None:
 
 
 def test_a_replica_is_refused_at_the_start_and_waited_for_in_the_middle_of_work(bench: Bench) -> None:
-    feed = Feed(bench.scripts, FeedAddress(bench.url, "j", "lines", 0.0), bench.plan, 0, Patience(outage_seconds=0.0))
+    feed = Feed(
+        bench.scripts,
+        FeedAddress(bench.url, "j", "lines", 0.0),
+        bench.plan,
+        bench.run_of_job,
+        Patience(outage_seconds=0.0),
+    )
     lane = feed.lane("a")
     bench.client.execute_command("REPLICAOF", "127.0.0.1", "1")
     try:

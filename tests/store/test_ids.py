@@ -23,7 +23,9 @@ from pipeline.store.senders import Feed, FeedAddress, Lane
 def a_lane(bench: Bench, split: str = "a", **options: Any) -> Lane:
     """A lane of the source `lines` with these bounds on ids."""
     plan = msgspec.structs.replace(bench.plan, sources=(SourcePlan("lines", PRODUCER_FORMAT, options),))
-    return Feed(bench.scripts, FeedAddress(bench.url, bench.job, "lines", 0.0), plan, 0).lane(split, exclusive=True)
+    return Feed(bench.scripts, FeedAddress(bench.url, bench.job, "lines", 0.0), plan, bench.run_of_job).lane(
+        split, exclusive=True
+    )
 
 
 def group_of(bench: Bench, id_: str) -> str:

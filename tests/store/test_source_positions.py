@@ -147,7 +147,13 @@ def test_a_reader_that_dies_at_any_call_goes_on_exactly_behind_what_was_taken(
     """Lost requests and lost replies: the successor knows only what Redis tells it."""
     bench = Bench(redis_url, a_job_id(), limits=Limits(inbox_records=64))
     scripts = FlakyScripts(bench.client)
-    feed = Feed(scripts, FeedAddress(redis_url, bench.job, "lines", 0.0), bench.plan, 0, Patience(outage_seconds=0.0))
+    feed = Feed(
+        scripts,
+        FeedAddress(redis_url, bench.job, "lines", 0.0),
+        bench.plan,
+        bench.run_of_job,
+        Patience(outage_seconds=0.0),
+    )
     records = list(range(1, total + 1))
 
     for turn in range(1_000):
