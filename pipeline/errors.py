@@ -160,5 +160,9 @@ class InboxFull(StoreError):
     """Raised when an inbox stayed full longer than the caller wanted to wait."""
 
 
+class SourcePaused(InboxFull):
+    """Raised when the source was held back by `celeriac pause` for longer than the caller wanted to wait."""
+
+
 class StaleTerm(StoreError):
     """Raised when a leader writes under a lease that is no longer its own."""

@@ -11,8 +11,19 @@ from pipeline.positions import Position
 
 
 @dataclass(frozen=True, slots=True)
+class StateChange:
+    """A job has entered a state, at a time in server milliseconds, and why."""
+
+    at_ms: int
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job as it is registered. Times are server milliseconds. `waits`: source -> what it waits for just now.
+
+    history: its newest changes of state, oldest first. paused: source -> since when it is held back by command.
 
     losses: what those who remember more than Redis have said is missing. accepted: the same, of the generation before.
     """
@@ -33,6 +44,8 @@ class JobRecord:
     accepted: tuple[str, ...] = ()
     claim: str = ""
     """When a run took the job last, in server milliseconds, and which; nothing for one that never ran."""
+    history: tuple[StateChange, ...] = ()
+    paused: dict[str, int] = field(default_factory=dict)
 
     @property
     def run(self) -> str:
@@ -169,7 +182,10 @@ class JobFacts:
 
 def waiting_sources(record: JobRecord) -> dict[str, str]:
     """Source -> what it waits for, where the job still reads."""
-    return record.waits if record.state is JobState.RUNNING else {}
+    if record.state is not JobState.RUNNING:
+        return {}
+    paused = {source: f"paused; `celeriac unpause {record.job} {source}` lets it go on" for source in record.paused}
+    return record.waits | paused
 
 
 def waiting_for(facts: JobFacts) -> frozenset[str]:

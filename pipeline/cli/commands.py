@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.control import drain, history, pause, unpause
 from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
@@ -57,7 +58,7 @@ def celeriac() -> None:
     """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
 
 
-for _group in (tail, state, readers, dead_letters, verify):
+for _group in (tail, state, readers, dead_letters, verify, drain, pause, unpause, history):
     celeriac.add_command(_group)
 
 

@@ -35,7 +35,8 @@ class JobFailed(CeleriacError):
 HELP: Final = """\b
 Exit codes:
   0    finished
-  1    the job failed; with `produce`, a line cannot be sent, or the job stays full; with `tail`, its reader was removed
+  1    the job failed; with `produce`, a line cannot be sent, or the job stays full;
+       with `tail`, its reader was removed; with `drain`, it is not drained in time
   2    wrong usage, a wrong pipeline, or no such job
   3    something is missing: Redis, Java, an extra, a program, the input
   4    finished, but some records were given up as dead letters

@@ -14,11 +14,15 @@ from pipeline.books import Books
 from pipeline.cli.balances import book_lines, books_json
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
+from pipeline.lifecycle import JobState
 from pipeline.plan import STREAM_FORMATS, SinkPlan
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sinks.rotation import rotation_of
 from pipeline.store.letters import DeadLetter
+
+SHOWN_PARTITIONS = 8
+"""Partitions that a message names."""
 
 SHOWN_LETTERS = 3
 
@@ -259,6 +263,33 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "lost": list(record.losses),
         "accepted": list(record.accepted),
     }
+
+
+def history_lines(record: JobRecord) -> list[str]:
+    """The page of `celeriac history`: a line for each change of the job's state."""
+    return [
+        f"{_instant(change.at_ms)}  {change.state.value}" + (f"  {_printable(change.reason)}" if change.reason else "")
+        for change in record.history
+    ]
+
+
+def history_json(record: JobRecord) -> list[dict[str, Any]]:
+    """What `celeriac history --json` prints."""
+    return [{"at_ms": each.at_ms, "state": each.state.value, "reason": each.reason} for each in record.history]
+
+
+def undrained(facts: JobFacts) -> str:
+    """What a job that drains still has to do, by stage and partition."""
+    if facts.record.state is JobState.PUBLISHING:
+        return "all is processed, and its results wait for the process that runs it to publish them"
+    left = [part for part in facts.partitions if not part.done]
+    shown = [
+        f"stage {facts.record.plan.stage(part.stage).name!r} partition {part.partition} has "
+        + (_count(part.backlog, "record") if part.backlog else "not met its end")
+        for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
+    ]
+    more = len(left) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
 
 
 def _published(published: Published) -> str:

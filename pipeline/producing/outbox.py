@@ -10,7 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pipeline.errors import InboxFull, JobRestored, ProducerError, StoreError, StoreUnavailable, UnknownJob
+from pipeline.errors import (
+    InboxFull,
+    JobRestored,
+    ProducerError,
+    SourcePaused,
+    StoreError,
+    StoreUnavailable,
+    UnknownJob,
+)
 from pipeline.losses import count_of
 from pipeline.producing.bounds import Bounds
 from pipeline.producing.outgoing import Outgoing
@@ -178,6 +186,8 @@ class Outbox:
 
     def _no_room(self, seconds: float) -> StoreError:
         trouble, text = self._trouble(), f"the producer's buffer stayed full for {seconds:g} s"
+        if isinstance(trouble, SourcePaused):
+            return SourcePaused(f"{text}: {trouble}", trouble.hint)
         if isinstance(trouble, StoreUnavailable):
             return StoreUnavailable(f"{text}: {trouble}", hint="the record was not accepted; try again later")
         return InboxFull(text, hint="the job is slower than its input: add workers, send less, or wait longer")
@@ -185,6 +195,8 @@ class Outbox:
     def _not_taken(self, seconds: float) -> StoreError:
         trouble = self._trouble()
         text = f"{self._pending():,} records were not taken within {seconds:g} s"
+        if isinstance(trouble, SourcePaused):
+            return SourcePaused(f"{text}: {trouble}", trouble.hint)
         if isinstance(trouble, InboxFull):
             return InboxFull(f"{text}: the inbox is full", hint="the job is slower than its input: add workers")
         return StoreUnavailable(text + (f": {trouble}" if trouble else ""), hint="is the server up, and fast enough?")

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
-from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
+from pipeline.facts import JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
@@ -125,6 +125,22 @@ class JobStore:
                 raise JobStateError(f"job {job!r} has halted: {LOST}", hint=HINT)
             case 0:
                 raise JobStateError(f"job {job!r} is {answer[1].decode()}; it cannot become {to.value}")
+
+    def pause(self, record: JobRecord, source: str, *, is_paused: bool) -> bool:
+        """Holds back new records of a source, or lets them in again; False when it was so before.
+
+        Raises JobStateError when the job takes no input any more, UnknownJob, StoreError.
+        """
+        stage = record.plan.entry_stage(source)
+        names = [keys.job(record.job)]
+        names += [keys.meta(record.job, stage.index, number) for number in range(stage.partitions)]
+        answer = self._scripts.run("pause", names, [source, "1" if is_paused else ""])
+        match answer[0]:
+            case -5:
+                raise UnknownJob(f"there is no job {record.job!r}", hint=NO_JOB)
+            case -3:
+                raise JobStateError(f"job {record.job!r} is {answer[1].decode()}: it takes no input any more")
+        return bool(answer[0])
 
     def losses(self, job: str) -> LossStore:
         """For those who remember more of the job than Redis."""
@@ -284,9 +300,16 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
             losses=tuple(text.get("lost", "").splitlines()),
             accepted=tuple(text.get("accepted", "").splitlines()),
+            history=tuple(_change(line) for line in text.get("history", "").splitlines()),
+            paused={k.removeprefix("paused:"): int(at) for k, at in sorted(text.items()) if k.startswith("paused:")},
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error
+
+
+def _change(line: str) -> StateChange:
+    at, state, reason = line.split(" ", 2)
+    return StateChange(int(at), JobState(state), reason)
 
 
 def _partition(

@@ -13,6 +13,7 @@ from pipeline.errors import (
     InboxClosed,
     InboxFull,
     JobRestored,
+    SourcePaused,
     StoreError,
     StoreFull,
     UnknownSender,
@@ -241,9 +242,9 @@ class Lane:
         `position(index)` is where to read on behind the record at that index, a JSON value of 4 KiB at most.
         It is stored in the write that takes the record, so whoever registers this sender anew goes on exactly there.
         Returns when Redis has taken the records.
-        Raises EncodingError for a position that cannot be stored, InboxFull (after `full_timeout_seconds`),
-        InboxClosed, StaleSender, UnknownSender, UnknownJob; TailLost when the job has less than it had acknowledged,
-        and JobRestored when it goes on without that under another generation.
+        Raises EncodingError for a position that cannot be stored, InboxFull or SourcePaused (after
+        `full_timeout_seconds`), InboxClosed, StaleSender, UnknownSender, UnknownJob; TailLost when the job has less
+        than it had acknowledged, and JobRestored when it goes on without that under another generation.
         """
         if first > self.taken + 1:
             raise StoreError(f"sender {self.name!r}: number {first} would leave a gap behind {self.taken}")
@@ -280,9 +281,9 @@ class Lane:
         full_since: float | None = None
         while True:
             code, last = self._answer(id_keys, rest)
-            if code == -4:
+            if code in (-4, -7):
                 full_since = full_since if full_since is not None else self._patience.clock()
-                self._wait_while_full(full_since)
+                self._wait_while_full(full_since, is_paused=code == -7)
                 continue
             self.taken = max(self.taken, last)
             if position is not None and last == first + count - 1:
@@ -299,9 +300,13 @@ class Lane:
             return -4, self.taken
         return code, last
 
-    def _wait_while_full(self, since: float) -> None:
+    def _wait_while_full(self, since: float, *, is_paused: bool) -> None:
         limit = self._address.full_timeout_seconds
         if limit is not None and self._patience.clock() - since > limit:
+            if is_paused:
+                job, source = self._address.job, self._address.source
+                hint = f"`celeriac unpause {job} {source}` lets it go on"
+                raise SourcePaused(f"the source {source!r} of job {job!r} is paused", hint)
             raise InboxFull(
                 f"the inbox of sender {self.name!r} stayed full for {limit} s",
                 hint="the job is slower than its input: add workers, or wait longer",

@@ -51,6 +51,7 @@ for i = 1, #visits, 2 do
   end
 end
 local state = j[5] == 'draining' and 'draining' or 'running'
-call('HSET', job, 'generation', generation, 'run_id', server, 'state', state, 'reason', '', 'changed_at', int(time), 'accepted', j[4])
+call('HSET', job, 'generation', generation, 'run_id', server, 'accepted', j[4])
+enter(job, state, '', time)
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', state)
 return {1, generation, state}

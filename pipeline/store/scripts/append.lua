@@ -6,6 +6,7 @@
 -- Returns {code, last number taken}:
 --   1 appended   2 all of it was taken before   3 a part was: resend from last + 1   -1 unknown sender
 --   -2 a newer instance of the sender exists    -3 closed   -4 full   -5 no such job   -6 a gap: resend from last + 1
+--   -7 the source is paused
 -- The first write is an XADD, so a Redis without memory refuses the whole script.
 -- A position (where a source reads on; opaque here) is that behind the last record of this batch, and is stored with that
 -- record's number, in the write that takes it. Whoever cuts a batch gives each piece the position behind its own last record,
@@ -24,6 +25,7 @@ if last >= first + count - 1 then
 end
 if last >= first then return {3, last} end
 if j[1] ~= 'running' or call('HGET', meta, 'closed') then return {-3, last} end
+if call('HGET', meta, 'paused') then return {-7, last} end
 local records, bytes = backlog(meta)
 -- Until the leader has noted where the inboxes stood when the server began, nothing comes behind that.
 if j[2] == 'closed' or j[4] ~= server or records >= tonumber(ARGV[7]) or bytes >= tonumber(ARGV[8]) then return {-4, last} end

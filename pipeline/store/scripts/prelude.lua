@@ -191,3 +191,15 @@ local function end_ownerships(metas, outs, assignment, elapsed)
   end
   for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end
 end
+
+-- Puts a job into a state and writes it down; the newest 50 changes stay. Begins with a command that shrinks.
+local function enter(job, state, reason, time)
+  local lines = {}
+  for line in string.gmatch(call('HGET', job, 'history') or '', '[^\n]+') do lines[#lines + 1] = line end
+  local short = string.gsub(reason, '%s+', ' ')
+  if #short > 200 then short = string.gsub(string.sub(short, 1, 200), '[\192-\255][\128-\191]*$', '') .. '...' end
+  lines[#lines + 1] = int(time) .. ' ' .. state .. ' ' .. short
+  while #lines > 50 do table.remove(lines, 1) end
+  call('HDEL', job, 'reason')
+  call('HSET', job, 'state', state, 'reason', reason, 'changed_at', int(time), 'history', table.concat(lines, '\n'))
+end

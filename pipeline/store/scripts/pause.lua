@@ -1,0 +1,14 @@
+-- Holds back new records of one source, or lets them in again. What senders had acknowledged is processed all the same.
+-- KEYS: job, then the meta of each entry partition    ARGV: source, '1' to pause it, '' to let it go on
+-- Returns {1} done, {0} it was so before, {-3, state} the job takes no input at all, {-5} no such job
+local j = call('HMGET', KEYS[1], 'state', 'paused:' .. ARGV[1])
+if not j[1] then return {-5} end
+if j[1] ~= 'running' then return {-3, j[1]} end
+if (j[2] and '1' or '') == ARGV[2] then return {0} end
+call('HDEL', KEYS[1], 'paused:' .. ARGV[1])
+for i = 2, #KEYS do call('HDEL', KEYS[i], 'paused') end
+if ARGV[2] == '1' then
+  for i = 2, #KEYS do call('HSET', KEYS[i], 'paused', '1') end
+  call('HSET', KEYS[1], 'paused:' .. ARGV[1], int(now(KEYS[1])))
+end
+return {1}
