@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos import ROOT, Run, Sequence, Site
-
-CLOCKS = Path(__file__).parent / "clocks"
+from tests.e2e.chaos import SPOILED, Run, Sequence, Site
 
 LOGS = ("w0", "w1", "leader", "node", "source0")
 
@@ -24,9 +20,7 @@ LOGS = ("w0", "w1", "leader", "node", "source0")
 def test_clocks_that_are_a_minute_wrong_change_nothing_and_nobody_is_taken_for_dead(site: Site, clocks: str) -> None:
     sequence = Sequence(count=5_000)
     site.write(sequence.text)
-    run = site.start(
-        "flow.py", "--workers", "2", PYTHONPATH=f"{CLOCKS}{os.pathsep}{ROOT}", CELERIAC_TEST_CLOCKS=clocks
-    )
+    run = site.start("flow.py", "--workers", "2", PYTHONPATH=SPOILED, CELERIAC_TEST_CLOCKS=clocks)
 
     run.finish()
 

@@ -1,4 +1,4 @@
-"""Gives a process a wall clock that is wrong. Python imports this at its start, when this folder is on PYTHONPATH.
+"""Gives a process a wall clock that is wrong.
 
 CELERIAC_TEST_CLOCKS: `role=seconds` or `role=jumps:seconds` for w0, w1, leader, source and node, with commas between; a
 clock that jumps is ahead for a second and behind for the next. The monotonic clock stays right, as it does where a host's
@@ -8,19 +8,9 @@ time is set.
 from __future__ import annotations
 
 import datetime
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
-
-
-def role() -> str:
-    if "CELERIAC_LEADER" in os.environ:
-        return "leader"
-    if "CELERIAC_SOURCE" in os.environ:
-        return "source"
-    return os.environ.get("CELERIAC_WORKER") or ("node" if "stages.node" in sys.orig_argv else "")
 
 
 def error_of(kind: str) -> Callable[[], float]:
@@ -55,6 +45,7 @@ def spoil(error: Callable[[], float]) -> None:
     datetime.datetime = Wrong  # type: ignore[misc]
 
 
-told = dict(item.split("=") for item in os.environ.get("CELERIAC_TEST_CLOCKS", "").split(",") if item)
-if role() in told:
-    spoil(error_of(told[role()]))
+def install(role: str, told: str) -> None:
+    kinds = dict(item.split("=") for item in told.split(",") if item)
+    if role in kinds:
+        spoil(error_of(kinds[role]))
