@@ -10,8 +10,7 @@ ten seconds, as what dies sooner is started again with a growing pause. All kill
 process, which looks at the job every 20 ms.
 
 worker  from the kill of a worker until every partition that it owned has committed again
-leader  from the kill of the leader until another one assigns a partition; a worker is killed with it, so that there is
-        something to do
+leader  from the kill of the leader until another one leads, which it says in the round in which it does all that is due
 redis   from the moment at which the server answers again, after it was killed and away for 0, 2 or 5 s in turn, until
         every partition has committed again
 """
@@ -192,15 +191,9 @@ def kill_worker(victims: Victims, server: EmbeddedRedis, turn: int, healthy_seco
 
 
 def kill_leader(victims: Victims, server: EmbeddedRedis, turn: int, healthy_seconds: float) -> float:
-    name = WORKERS[turn % len(WORKERS)]
-    before = {(part.stage, part.partition): part.term for part in victims.calm(healthy_seconds).partitions}
+    before = victims.calm(healthy_seconds).leader_term
     killed_at = victims.kill("leader")
-    victims.kill(name)
-
-    def has_acted(facts: JobFacts) -> bool:
-        return any(part.term > before[part.stage, part.partition] for part in facts.partitions)
-
-    return victims.wait(has_acted, "another leader acts") - killed_at
+    return victims.wait(lambda facts: facts.leader_term > before, "another leader leads") - killed_at
 
 
 def kill_redis(victims: Victims, server: EmbeddedRedis, turn: int, healthy_seconds: float) -> float:

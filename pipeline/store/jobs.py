@@ -141,7 +141,7 @@ class JobStore:
             pipe.hgetall(keys.workers(job))
             pipe.hgetall(keys.assignment(job))
             pipe.hgetall(keys.senders(job))
-            pipe.hget(keys.leader(job), "name")
+            pipe.hmget(keys.leader(job), "name", "term")
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
             pipe.hgetall(keys.books(job))
@@ -165,11 +165,21 @@ class JobStore:
             _partition(place, answers[9 + 2 * i], answers[10 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
-        name = leader.decode() if leader else ""
+        name = (leader[0] or b"").decode()
         held = _workers(workers, now_ms)
         kept = read_alarms(alarms)
         return JobFacts(
-            record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0), kept
+            record,
+            now_ms,
+            partitions,
+            held,
+            name,
+            int(dead),
+            finished,
+            outputs,
+            int(dead_bytes or 0),
+            kept,
+            leader_term=int(leader[1] or 0),
         )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
