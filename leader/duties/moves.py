@@ -15,8 +15,8 @@ SETTLING_MS = 30_000
 """A worker that lost all it owned is levelled to again after this long: one that comes and goes moves little."""
 
 RETURN_SECONDS = 1.0
-"""So long the partitions of a worker whose death was seen wait for its replacement, which starts in about this time; then
-they go to whoever is there."""
+"""So long the partitions of a worker whose death was seen wait for its replacement, which starts in about this time.
+Then they go to whoever is there."""
 
 
 class Why(StrEnum):

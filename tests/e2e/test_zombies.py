@@ -1,4 +1,4 @@
-"""Processes that stop at the moment at which they write, beyond every lease, and write when others have long taken over.
+"""Processes that stop at the moment at which they write, beyond every lease, and write when others have taken over.
 
 Each is frozen, all of it, just before it sends a script, and thaws when its work was done by others: the script itself
 must refuse it. What it was answered is told by `spoiled/freezing.py`.
@@ -111,7 +111,7 @@ def test_a_late_end_of_the_input_by_a_leader_is_refused_by_the_script(site: Site
 
 
 def assert_late(site: Site, run: Run, freezer: Freezer, act: str) -> None:
-    """While the leader is frozen a second one leads and acts; the first is refused, and says so. To the end of the run."""
+    """While the leader is frozen a second one leads and acts; the first is refused. To the end of the run."""
     frozen = freezer.await_frozen()
     second = site.start_leader(run.address, "second")
     log = site.kept_logs / "second.log"

@@ -1,4 +1,4 @@
-"""The server's clock is set back, or forward, under a job: leases still end, who is silent is still missed, nothing is lost."""
+"""The server's clock is set back under a job: leases still end, and who is silent is still missed."""
 
 from __future__ import annotations
 

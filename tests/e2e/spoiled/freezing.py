@@ -1,4 +1,4 @@
-"""Freezes a process, all of it, at the moment at which it sends a chosen script, and keeps the answer it gets when it thaws.
+"""Freezes a process, all of it, at the moment at which it sends a chosen script, and keeps the answer to that.
 
 CELERIAC_TEST_FREEZE: `role script folder`. The first process of the role that sends the script while the folder holds a
 file `armed` takes that away, writes its number into `pid`, and stops; once it goes on it sends, and writes what was

@@ -1,8 +1,8 @@
 """Gives a process a wall clock that is wrong.
 
-CELERIAC_TEST_CLOCKS: `role=seconds` or `role=jumps:seconds` for w0, w1, leader, source and node, with commas between; a
-clock that jumps is ahead for a second and behind for the next. The monotonic clock stays right, as it does where a host's
-time is set.
+CELERIAC_TEST_CLOCKS: `role=seconds` or `role=jumps:seconds` for w0, w1, leader, source and node, with commas between.
+A clock that jumps is ahead for a second and behind for the next. The monotonic clock stays right, as it does where the
+time of a host is set.
 """
 
 from __future__ import annotations
