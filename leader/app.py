@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, ClassVar
 
-from celery import Celery
+from celery import Celery, bootsteps
+from celery.worker import state
 from kombu import Queue
 
 from leader.beat import TICK_SECONDS, Ring, RingingScheduler
@@ -12,6 +14,7 @@ from leader.round import Round
 from leader.wiring import make_round
 from pipeline.store import keys
 from pipeline.store.connection import connect
+from pipeline.store.returning import await_server
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import TICK, celery_settings
 
@@ -35,8 +38,25 @@ def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
         beat_max_loop_interval=TICK_SECONDS,
     )
 
+    app.steps["consumer"].add(Waiting)
+    app.celeriac_await_redis = partial(await_server, redis_url, _is_ending)
+
     @app.task(name=TICK, shared=False)  # type: ignore[untyped-decorator]  # celery has no types
     def tick() -> None:
         led.run_once()
 
     return app
+
+
+class Waiting(bootsteps.StartStopStep):
+    """Waits for Redis when Celery's connection is lost."""
+
+    requires: ClassVar = {"celery.worker.consumer.tasks:Tasks"}
+
+    def stop(self, parent: Any) -> None:
+        parent.app.celeriac_await_redis()
+
+
+def _is_ending() -> bool:
+    """Whether Celery was told to end this process."""
+    return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))

@@ -169,6 +169,8 @@ class JobFacts:
     """What all dead letters take in Redis, estimated."""
     alarms: tuple[Alarm, ...] = ()
     """What the leader found wrong in the books, oldest first."""
+    leader_term: int = 0
+    """Grows with each change of leaders."""
 
     @property
     def held(self) -> int:

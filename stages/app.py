@@ -6,9 +6,11 @@ Only the solo pool may serve our queues: ownership lives in one process and one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from celery import Celery, bootsteps
+from celery.worker import state
 
 from pipeline.errors import PipelineError
 from pipeline.loader import load_graph
@@ -18,6 +20,7 @@ from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
+from pipeline.store.returning import await_server
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import TASK, celery_settings
 from stages.owning import Owning
@@ -77,9 +80,15 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.task(name=TASK, ignore_result=True)(ticket)
     app.steps["worker"].add(RefuseOtherPools)
     app.steps["consumer"].add(Owning)
+    app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
     app.celeriac_pulse_ownership = ownership()
     return app
+
+
+def _is_ending() -> bool:
+    """Whether Celery was told to end this process."""
+    return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
 
 
 class RefuseOtherPools(bootsteps.Step):

@@ -66,9 +66,10 @@ class Owning(bootsteps.StartStopStep):
         self._wake()
 
     def stop(self, parent: Any) -> None:
-        """Celery's connection is lost, or the worker ends."""
+        """Celery's connection is lost, or the worker ends. Waits for Redis in the first case."""
         self._is_consuming = False
         self._wake = _nothing
+        parent.app.celeriac_await_redis()
 
     def shutdown(self, parent: Any) -> None:
         if self._pulse is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from leader.round import Round
@@ -322,7 +322,8 @@ class LetterClerk(Actor):
             self._store = LetterStore(self._scripts, JobStore(self._scripts).read(JOB))
         for letter in list(self._store.read()):
             value = letter.record().values[0]
-            self._handle(self._store, letter.id, self._mend.get(value, value))  # a life before may have edited it
+            known = tuple(value) if isinstance(value, list) else value
+            self._handle(self._store, letter.id, self._mend.get(known, value))  # a life before may have edited it
         taken = sum(part.taken for part in world.jobs.facts(JOB).partitions)
         if taken >= self._taken:
             if world.state() is JobState.RUNNING:
@@ -343,3 +344,19 @@ class LetterClerk(Actor):
 def _feed(world: World, scripts: Scripts) -> Feed:
     """Feeds the source `in`. A full inbox is an error at once."""
     return Feed(scripts, FeedAddress(world.url, JOB, "in", 0.0), world.plan, world.jobs.read(JOB).run, _PATIENCE)
+
+
+class Outside(Actor):
+    """Looks, when the job has ended, at what its effects have left in the world outside Redis."""
+
+    def __init__(self, look: Callable[[World], Any]) -> None:
+        super().__init__("outside")
+        self._look = look
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        """It is an eye and no process: it never dies."""
+
+    def step(self, world: World) -> None:
+        if world.has_ended:
+            world.kept[self.name] = self._look(world)
+            self.is_done = True

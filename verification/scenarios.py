@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
+from urllib.parse import quote
 
-from pipeline import Pipeline, count, read, write
+from pipeline import Pipeline, count, hold_key, read, write
+from pipeline.graph import Sink, SinkSpec
 from pipeline.kernel.contract import Emitted, KeyedOperator, TimerChanges
 from pipeline.settings import Limits
-from verification.actors import Leader, LetterClerk, Postman, Producer, Publisher, Reader, Source, Submitter, Worker
-from verification.world import Scenario
+from verification.actors import (
+    Leader,
+    LetterClerk,
+    Outside,
+    Postman,
+    Producer,
+    Publisher,
+    Reader,
+    Source,
+    Submitter,
+    Worker,
+)
+from verification.world import Scenario, World
 
 _LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
 _SMALL: Final = Limits(lease_seconds=60.0)
@@ -90,9 +108,83 @@ def _filed(folder: Path) -> Pipeline:
     return flow
 
 
+def _holding(_: Path) -> Pipeline:
+    """[key, number] as in `_numbers`; a key with a negative one is held until that is mended or dropped."""
+    flow = Pipeline("verified")
+    pairs = flow.source(read.producer(), name="in").key_by(lambda pair: pair[0], name="by_key", on_error=hold_key())
+    pairs.map(lambda pair: _no_negative(pair[1]), name="checked").stateful_map(_growing, name="growing").sink(
+        write.stream("out"), name="out"
+    )
+    return flow
+
+
+def _growing(key: Any, number: int, last: int | None) -> tuple[int, int]:
+    if number <= (last or 0):
+        raise AssertionError(f"{key!r}: {number} came after {last}")
+    return number, number
+
+
+def _tabled(folder: Path) -> Pipeline:
+    flow = Pipeline("verified")
+    words = flow.source(read.producer(), name="in").flat_map(str.split, name="words")
+    counts = words.key_by(lambda word: word, name="by_word").aggregate(count(), name="counts")
+    counts.sink(write.sql(f"sqlite:///{folder}/table.db", "counts", create=True), name="table")
+    return flow
+
+
+def _rows(world: World) -> list[Any]:
+    """What the SQL sink has written."""
+    path = _sink_of(world).secrets["url"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as database:
+        return sorted(database.execute("select key, value from counts"))
+
+
+def _called(folder: Path) -> Pipeline:
+    """Hands counts to a function that keeps what it is given under its idempotency key, as a service would."""
+    flow = Pipeline("verified")
+    words = flow.source(read.producer(), name="in").flat_map(str.split, name="words")
+    counts = words.key_by(lambda word: word, name="by_word").aggregate(count(), name="counts")
+    counts.sink(write.call(partial(_serve, folder), batch=3), name="service")
+    return flow
+
+
+def _serve(folder: Path, records: list[dict[str, Any]]) -> None:
+    for record in records:
+        path = folder / f"request-{quote(record['idempotency_key'], safe='')}"
+        text = json.dumps([record["key"], record["value"]])
+        if path.exists() and path.read_text() != text:
+            raise AssertionError(f"{path.name} stood for {path.read_text()}, and now for {text}")
+        path.write_text(text)
+
+
+def _requests(world: World) -> list[Any]:
+    """What the service was asked to do, each request once."""
+    asked = cast(Any, _sink_of(world).fn)
+    return sorted(path.read_text() for path in asked.args[0].glob("request-*"))
+
+
+def _sink_of(world: World) -> SinkSpec:
+    return next(node.spec for node in world.graph.nodes if isinstance(node, Sink))
+
+
 def _sequence(keys: str, each: int) -> list[list[Any]]:
     return [[key, number] for number in range(1, each + 1) for key in keys]
 
+
+_WITH_SQL: Final[Sequence[Scenario]] = (
+    (
+        Scenario(
+            "rows in a database, in one transaction with their position",
+            _tabled,
+            lambda: (Submitter(), Source([_LINES[:3]], by=2), Leader(), Worker(), Outside(_rows)),
+            partitions=1,
+            limits=_SMALL,
+        ),
+    )
+    if find_spec("sqlalchemy")
+    else ()
+)
+"""The extra `sql` may not be there."""
 
 SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
@@ -179,6 +271,27 @@ SCENARIOS: Final[Sequence[Scenario]] = (
             Worker(),
             LetterClerk({-2: 2, -5: None, -7: 7}, taken=18),
         ),
+        partitions=1,
+        limits=_SMALL,
+    ),
+    Scenario(
+        "keys held behind dead letters, and let go",
+        _holding,
+        lambda: (
+            Submitter(),
+            Producer([["a", 1], ["b", -1], ["a", 2], ["b", 2], ["c", -1], ["b", 3], ["c", 2]], by=3, drains=False),
+            Leader(),
+            Worker(),
+            LetterClerk({("b", -1): ["b", 1], ("c", -1): None}, taken=14),
+        ),
+        partitions=1,
+        limits=_SMALL,
+    ),
+    *_WITH_SQL,
+    Scenario(
+        "calls of a service, under keys that stay",
+        _called,
+        lambda: (Submitter(), Source([_LINES[:3]], by=2), Leader(), Worker(), Outside(_requests)),
         partitions=1,
         limits=_SMALL,
     ),

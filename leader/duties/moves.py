@@ -14,6 +14,10 @@ from pipeline.facts import JobFacts, PartitionFacts, WorkerFacts
 SETTLING_MS = 30_000
 """A worker that lost all it owned is levelled to again after this long: one that comes and goes moves little."""
 
+RETURN_SECONDS = 1.0
+"""So long the partitions of a worker whose death was seen wait for its replacement, which starts in about this time.
+Then they go to whoever is there."""
+
 
 class Why(StrEnum):
     FIRST = "first owner"
@@ -85,7 +89,7 @@ class _Scene:
     def _may_return(self, owner: WorkerFacts) -> bool:
         """Its agent saw it end and is starting it again, or its silence may be ours."""
         if owner.is_reported_dead:
-            return owner.age_seconds < self.lease_seconds
+            return owner.age_seconds < min(RETURN_SECONDS, self.lease_seconds)
         return self.facts.now_ms < self.outlook.doubtful_until_ms
 
     def is_unclean(self, part: PartitionFacts, why: Why) -> bool:

@@ -153,10 +153,11 @@ class JobStore:
         with translated():
             pipe = self._client.pipeline(transaction=False)
             pipe.time()
+            pipe.hmget(keys.job(job), "now", "ahead")
             pipe.hgetall(keys.workers(job))
             pipe.hgetall(keys.assignment(job))
             pipe.hgetall(keys.senders(job))
-            pipe.hget(keys.leader(job), "name")
+            pipe.hmget(keys.leader(job), "name", "term")
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
             pipe.hgetall(keys.books(job))
@@ -168,22 +169,33 @@ class JobStore:
                 pipe.hgetall(keys.out_meta(job, stream))
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
-        (seconds, micros), workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:8]
-        now_ms = seconds * 1000 + micros // 1000
-        at = 8 + 2 * len(places)
+        (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:9]
+        server_ms = seconds * 1000 + micros // 1000
+        now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
+        at = 9 + 2 * len(places)
         outputs = tuple(
-            output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], now_ms)
+            output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], server_ms)
             for i, stream in enumerate(streams)
         )
         partitions = tuple(
-            _partition(place, answers[8 + 2 * i], answers[9 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(place, answers[9 + 2 * i], answers[10 + 2 * i], assigned) for i, place in enumerate(places)
         )
         finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
-        name = leader.decode() if leader else ""
+        name = (leader[0] or b"").decode()
         held = _workers(workers, now_ms)
         kept = read_alarms(alarms)
         return JobFacts(
-            record, now_ms, partitions, held, name, int(dead), finished, outputs, int(dead_bytes or 0), kept
+            record,
+            now_ms,
+            partitions,
+            held,
+            name,
+            int(dead),
+            finished,
+            outputs,
+            int(dead_bytes or 0),
+            kept,
+            leader_term=int(leader[1] or 0),
         )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:

@@ -24,6 +24,7 @@ def of_job(job: str) -> str:
 def job(job: str) -> str:
     """Hash: plan, state, reason, made_at, generation, table (version), run_id, gate. Written by the leader.
 
+    now, ahead: the job's clock, in milliseconds, and what it is ahead of the server's, which was set back.
     run_id: of the server that the tokens, leases and restored positions belong to. lost: a line for each thing that
     somebody misses, written by whoever notices; accepted: those of the generation before.
     `dropped`: how many dead letters were dropped. `claim`: `milliseconds nonce` of the run that took the job last.
@@ -39,7 +40,7 @@ def removing(job: str) -> str:
 
 
 def leader(job: str) -> str:
-    """Hash: name, token, term, until, now, server (that it was taken on). The lease of the job's leader."""
+    """Hash: name, token, term, until, server (that it was taken on). The lease of the job's leader."""
     return of_job(job) + ":leader"
 
 

@@ -31,6 +31,9 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 
 ROOT: Final = Path(__file__).parents[2]
+SPOILED: Final = f"{Path(__file__).parent / 'spoiled'}{os.pathsep}{ROOT}"
+"""A PYTHONPATH by which processes are spoiled: see `spoiled/sitecustomize.py`."""
+
 MARK: Final = "CELERIAC_TEST_MARK"
 FOREIGN: Final = ("CELERIAC_REDIS", "PYTHONHASHSEED", "XDG_CONFIG_HOME")
 """Variables of the shell that would decide how a story goes."""

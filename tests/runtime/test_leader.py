@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -485,6 +487,32 @@ def test_the_schedule_rings_through_celery_beat_and_nothing_else_is_scheduled(si
     wait_until(lambda: (scheduler.tick(), site.client.llen(keys.leader_queue("L1")))[1] == 1, 5.0)
     assert list(scheduler.schedule) == ["tick"]
     assert scheduler.tick() <= TICK_SECONDS
+
+
+def test_the_clock_rings_on_while_that_of_its_host_is_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, queue = make_app(site.url, "L1"), keys.leader_queue("L1")
+    scheduler, now = app.conf.beat_scheduler(app), app.now
+    scheduler.tick()
+    monkeypatch.setattr(app, "now", lambda: now() - timedelta(minutes=1))
+    site.client.delete(queue)
+
+    wait_until(lambda: (scheduler.tick(), site.client.llen(queue))[1] == 1, 5.0)
+
+
+def test_a_leader_that_has_lost_its_connection_waits_for_redis_and_no_longer(tmp_path: Path) -> None:
+    with EmbeddedRedis.start(tmp_path, fsync="no") as server:
+        app = make_app(server.url, "L1")
+        (step,) = [step for step in app.steps["consumer"] if step.__name__ == "Waiting"]
+        os.kill(server.pid, signal.SIGKILL)
+        waiting = threading.Thread(target=step.stop, args=(None, SimpleNamespace(app=app)))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+
+        server.restart()
+        waiting.join(10)
+
+        assert not waiting.is_alive()
 
 
 def test_a_tick_runs_one_round(site: Site) -> None:

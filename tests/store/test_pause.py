@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from bench import ENTRY, Bench, a_batch
 
-from pipeline.errors import InboxClosed, JobStateError, SourcePaused, StaleTerm, UnknownJob
+from pipeline.errors import ForeignData, InboxClosed, JobStateError, SourcePaused, StaleTerm, UnknownJob
 from pipeline.lifecycle import JobState
+from pipeline.store import keys
 
 
 def pause(bench: Bench, *, is_paused: bool = True) -> bool:
@@ -46,7 +47,7 @@ def test_only_the_entry_partitions_of_that_source_are_held_back(make: Callable[.
     bench = make(partitions=2)
     pause(bench)
 
-    held = [bench.client.hget(f"celeriac:{{j}}:meta:{s}.{p}", "paused") for s in (0, 1) for p in (0, 1)]
+    held = [bench.client.hget(keys.meta("j", s, p), "paused") for s in (0, 1) for p in (0, 1)]
 
     assert held == [b"1", b"1", None, None]
     assert set(bench.jobs.read("j").paused) == {"lines"}
@@ -117,3 +118,16 @@ def test_the_history_is_bounded_in_changes_and_in_the_length_of_reasons(bench: B
     assert history[-2].reason.startswith("39 ää")
     assert history[-2].reason.endswith("ä...")
     assert max(len(each.reason.encode()) for each in history) <= 203
+
+
+@pytest.mark.foreign_keys("celeriac:{j}:meta:0.1")
+def test_a_key_of_another_type_stops_a_pause_before_its_first_write(make: Callable[..., Bench]) -> None:
+    bench = make(partitions=2)
+    bench.client.delete(keys.meta("j", 0, 1))
+    bench.client.set(keys.meta("j", 0, 1), "foreign")
+
+    with pytest.raises(ForeignData):
+        pause(bench)
+
+    assert bench.client.hget(keys.meta("j", 0, 0), "paused") is None
+    assert bench.jobs.read("j").paused == {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from leader.duties.ending import sources_to_end
 from leader.duties.gate import wanted_gate
 from leader.duties.lifecycle import Change, next_state
-from leader.duties.moves import SETTLING_MS, Move, Why, decide
+from leader.duties.moves import RETURN_SECONDS, SETTLING_MS, Move, Why, decide
 from leader.duties.outlook import Outlook
 from leader.duties.placement import stuck_workers
 from leader.duties.restarts import have_compared
@@ -132,7 +132,7 @@ def test_what_lives_and_is_level_stays() -> None:
         pytest.param(None, ["w2"], ("w2", True, Why.TAKEN_OVER), id="forgotten"),
         pytest.param(a_worker("w1", age=2.1), ["w2"], ("w2", True, Why.TAKEN_OVER), id="silent"),
         pytest.param(a_worker("w1", age=0.5, dead=True), ["w2"], None, id="seen to end, may return"),
-        pytest.param(a_worker("w1", age=2.1, dead=True), ["w2"], ("w2", True, Why.TAKEN_OVER), id="did not return"),
+        pytest.param(a_worker("w1", age=1.1, dead=True), ["w2"], ("w2", True, Why.TAKEN_OVER), id="did not return"),
         pytest.param(a_worker("w1", "2"), ["w2"], ("w1", True, Why.RETURNED), id="returned"),
         pytest.param(a_worker("w1", "2", age=3.0), ["w2"], ("w2", True, Why.TAKEN_OVER), id="returned and silent"),
         pytest.param(a_worker("w1", "2", stopping=True), ["w2"], ("w2", True, Why.TAKEN_OVER), id="returned to leave"),
@@ -307,7 +307,7 @@ def test_afterwards_every_partition_has_a_live_owner_or_one_that_may_return(fact
         for part in after.partitions:
             owner = by_name[part.owner]
             is_alive = owner.age_seconds < 2.0 and not owner.is_reported_dead and owner.incarnation == part.incarnation
-            assert is_alive or (owner.is_reported_dead and owner.age_seconds < 2.0)
+            assert is_alive or (owner.is_reported_dead and owner.age_seconds < RETURN_SECONDS)
 
 
 @given(jobs_strategy)

@@ -16,7 +16,7 @@ for i = 7, #KEYS do
   at[#at + 1] = KEYS[i]
 end
 local generation = int(tonumber(j[2]) + 1)
-local time = now(leader)
+local time, ahead = now(job)
 local elapsed = time - tonumber(j[3])
 local named, all = {}, call('HGETALL', senders)
 local prefix = 'n:' .. j[2] .. '/'
@@ -36,6 +36,7 @@ local visits = call('ZRANGE', visitors, 0, -1, 'WITHSCORES')
 
 if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[2]) end
 call('HDEL', job, 'lost', 'halted', 'reason')
+keep_time(job, time, ahead)
 end_ownerships(metas, outs, KEYS[4], elapsed)
 call('HDEL', leader, 'token', 'until')
 for _, sender in ipairs(named) do

@@ -10,7 +10,7 @@ if not leads(KEYS[1], ARGV[1]) then return {-1} end
 local j = call('HMGET', KEYS[2], 'run_id', 'made_at')
 if j[1] == server then return {0} end
 if foreign({KEYS[4], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[4]) end
-local time = now(KEYS[1])
+local time = now(KEYS[2])
 end_ownerships(metas, outs, KEYS[3], time - tonumber(j[2]))
 call('HSET', KEYS[2], 'run_id', server)
 call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'kind', 'Adopt')

@@ -3,8 +3,7 @@
 -- Returns {1, its claim}, {0} another run was faster, {-5} no such job
 if call('EXISTS', KEYS[1]) == 0 then return {-5} end
 if (call('HGET', KEYS[1], 'claim') or '') ~= ARGV[1] then return {0} end
-local time = call('TIME')
-local claim = int(time[1] * 1000 + math.floor(time[2] / 1000)) .. ' ' .. ARGV[2]
+local claim = int(now(KEYS[1])) .. ' ' .. ARGV[2]
 call('HDEL', KEYS[1], 'claim')
 call('HSET', KEYS[1], 'claim', claim)
 return {1, claim}

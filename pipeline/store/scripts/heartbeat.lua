@@ -7,8 +7,9 @@ if not state then return {-5} end
 local known = call('HGET', KEYS[1], 'i:' .. ARGV[1])
 local function number(text) return tonumber(string.match(text, '^(%d+)') or 0) end
 if known and known ~= ARGV[2] and number(known) >= number(ARGV[2]) then return {-1} end
-local time = now(KEYS[1])
+local time, ahead = now(KEYS[2])
 call('HDEL', KEYS[1], 'd:' .. ARGV[1])
-call('HSET', KEYS[1], 'i:' .. ARGV[1], ARGV[2], 'a:' .. ARGV[1], int(time), 'r:' .. ARGV[1], ARGV[3], 'now', int(time))
+call('HSET', KEYS[1], 'i:' .. ARGV[1], ARGV[2], 'a:' .. ARGV[1], int(time), 'r:' .. ARGV[1], ARGV[3])
+keep_time(KEYS[2], time, ahead)
 local last = call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
 return {1, state, last[1] and last[1][1] or '0-0'}

@@ -5,6 +5,10 @@ local j = call('HMGET', KEYS[1], 'state', 'paused:' .. ARGV[1])
 if not j[1] then return {-5} end
 if j[1] ~= 'running' then return {-3, j[1]} end
 if (j[2] and '1' or '') == ARGV[2] then return {0} end
+local wanted = {}
+for i = 2, #KEYS do wanted[#wanted + 1], wanted[#wanted + 2] = KEYS[i], 'hash' end
+local key = foreign(wanted)
+if key then return redis.error_reply('WRONGTYPE ' .. key) end
 call('HDEL', KEYS[1], 'paused:' .. ARGV[1])
 for i = 2, #KEYS do call('HDEL', KEYS[i], 'paused') end
 if ARGV[2] == '1' then

@@ -5,11 +5,20 @@ local call = redis.call
 -- Numbers as text: Lua's own conversion turns large ones into exponents.
 local function int(number) return string.format('%.0f', number) end
 
--- Milliseconds of the server's clock; never less than what `key` has seen before.
-local function now(key)
+-- Milliseconds of a job's clock, and what it adds to the server's. Where the server's is set back, the job's goes on: a
+-- clock that stood still would let no lease end, and nobody be missed, for as long. `keep_time` is told both.
+local function now(job)
   local time = call('TIME')
   local ms = time[1] * 1000 + math.floor(time[2] / 1000)
-  return math.max(ms, tonumber(call('HGET', key, 'now') or 0))
+  local h = call('HMGET', job, 'now', 'ahead')
+  local ahead = math.max(tonumber(h[2] or 0), tonumber(h[1] or 0) - ms)
+  return ms + ahead, ahead
+end
+
+-- Begins with a command that shrinks.
+local function keep_time(job, time, ahead)
+  call('HDEL', job, 'now')
+  call('HSET', job, 'now', int(time), 'ahead', int(ahead))
 end
 
 -- Records from a position (entry, record) on, in an inbox with `head` records so far.
