@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, cast
@@ -125,6 +126,7 @@ def _growing(key: Any, number: int, last: int | None) -> tuple[int, int]:
 
 
 def _tabled(folder: Path) -> Pipeline:
+    import_module("pipeline.sinks.sql_sink")  # it takes a second, in which a leader does more than in any other run
     flow = Pipeline("verified")
     words = flow.source(read.producer(), name="in").flat_map(str.split, name="words")
     counts = words.key_by(lambda word: word, name="by_word").aggregate(count(), name="counts")
@@ -176,7 +178,7 @@ _WITH_SQL: Final[Sequence[Scenario]] = (
         Scenario(
             "rows in a database, in one transaction with their position",
             _tabled,
-            lambda: (Submitter(), Source([_LINES[:3]], by=2), Leader(), Worker(), Outside(_rows)),
+            lambda: (Submitter(), Source([_LINES[:2]]), Leader(), Worker(), Outside(_rows)),
             partitions=1,
             limits=_SMALL,
         ),
@@ -279,10 +281,10 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         _holding,
         lambda: (
             Submitter(),
-            Producer([["a", 1], ["b", -1], ["a", 2], ["b", 2], ["c", -1], ["b", 3], ["c", 2]], by=3, drains=False),
+            Producer([["a", 1], ["b", -1], ["b", 2], ["c", -1], ["c", 2]], by=3, drains=False),
             Leader(),
             Worker(),
-            LetterClerk({("b", -1): ["b", 1], ("c", -1): None}, taken=14),
+            LetterClerk({("b", -1): ["b", 1], ("c", -1): None}, taken=10),
         ),
         partitions=1,
         limits=_SMALL,

@@ -64,7 +64,7 @@ end
 return found
 """
 
-_MET: Final = tuple(f"celeriac:{{{JOB}}}:{kind}" for kind in ("state:", "timers:", "dead", "files"))
+_MET: Final = tuple(f"celeriac:{{{JOB}}}:{kind}" for kind in ("state:", "timers:", "held", "dead", "files"))
 """Keys whose type an owner looks at once only, in its first commit to them: tests of `commit` try what happens then."""
 
 
