@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from leader.round import Round
 from leader.wiring import make_round
@@ -19,19 +19,10 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
-from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import Feed, FeedAddress, Lane
 from stages.worker import Worker as StageWorker
 from verification.world import JOB, Actor, World
-
-_PATIENCE: Final = Patience(sleep=lambda _: None)
-
-
-def _stopped() -> float:
-    """A clock by which no slice is ever over, so that steps are the same in every run."""
-    return 0.0
-
 
 class Submitter(Actor):
     """Creates the job, unless a life before has."""
@@ -140,7 +131,7 @@ class Leader(Actor):
 
     def start(self, world: World, scripts: Scripts) -> None:
         name = f"{self.name}.{self.lives}"
-        self._round: Round = make_round(scripts, name, random.Random(name), _stopped)
+        self._round: Round = make_round(scripts, name, random.Random(name), world.clock)
 
     def after_death(self, world: World) -> None:
         world.let_lease_pass()
@@ -186,9 +177,11 @@ class Worker(Actor):
             return
         if self._worker is None:
             ownership = Ownership(self._scripts, JOB, self.name, self._incarnation)
-            self._worker = StageWorker(ownership, world.plan, world.graph, _stopped)
+            self._worker = StageWorker(ownership, world.plan, world.graph, world.clock, random.Random(self._incarnation))
         try:
-            self._beat(self._worker)
+            if not self._beats(self._worker, world.clock()):
+                self.is_done = True
+                return
             if self._rounds not in self._away:
                 self._serve(self._worker)
         except UnknownJob:
@@ -197,8 +190,10 @@ class Worker(Actor):
             self._worker.close()
             self.is_done = True
 
-    def _beat(self, worker: StageWorker) -> None:
-        worker.ownership.heartbeat(json.dumps({**worker.hand.report(0.0), "stopping": False}))
+    def _beats(self, worker: StageWorker, now: float) -> bool:
+        """False when a newer process has this one's name, so that this one must end."""
+        report = {**worker.hand.report(now), "stopping": False}
+        return worker.ownership.heartbeat(json.dumps(report)) is not None
 
     def _serve(self, worker: StageWorker) -> None:
         for place in worker.look():
@@ -341,5 +336,5 @@ class LetterClerk(Actor):
 
 
 def _feed(world: World, scripts: Scripts) -> Feed:
-    """Feeds the source `in`. A full inbox is an error at once."""
-    return Feed(scripts, FeedAddress(world.url, JOB, "in", 0.0), world.plan, world.jobs.read(JOB).run, _PATIENCE)
+    """Feeds the source `in`."""
+    return Feed(scripts, FeedAddress(world.url, JOB, "in", world.full_timeout_seconds), world.plan, world.jobs.read(JOB).run, world.patience)
