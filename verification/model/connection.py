@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from pipeline.store.connection import connect
@@ -38,28 +40,62 @@ class DirectWire:
         return self._server.answer_all(commands)
 
 
-_URL = "redis://model:6379/0"
-
-
 def client_of(server: Server) -> Any:
     """A client whose commands arrive at once."""
     return client_over(DirectWire(server))
 
 
 def client_over(wire: Wire) -> Any:
-    """A client whose connections send through `wire`."""
-    client = connect(_URL)
-    pool = client.connection_pool
-    pool.connection_class = _modelled(pool.connection_class, wire)
+    """A client whose only connection sends through `wire`."""
+    client = copy.copy(_template())
+    client.connection_pool = _pool(type(client.connection_pool))(client.connection_pool, wire)
+    client.response_callbacks = client.response_callbacks.copy()
     return client
 
 
-def _modelled(connection_class: Any, wire: Wire) -> Any:
+@cache
+def _template() -> Any:
+    """A client that is never used. To make one anew each time costs more than a whole job's scripts."""
+    return connect("redis://model:6379/0")
+
+
+@cache
+def _pool(pool_class: Any) -> Any:
+    class OneConnection(pool_class):
+        """Lends its connection to whoever asks, also twice: it has no state between a command and its reply."""
+
+        def __init__(self, template: Any, wire: Wire) -> None:
+            self.__dict__.update(template.__dict__)
+            self._modelled = _modelled(template.connection_class)(_prototype(), wire)
+
+        def get_connection(self, *args: Any, **options: Any) -> Any:
+            return self._modelled
+
+        def release(self, connection: Any) -> None:
+            pass
+
+        def disconnect(self, *args: Any, **options: Any) -> None:
+            self._modelled.disconnect()
+
+        def reset(self) -> None:
+            pass
+
+    return OneConnection
+
+
+@cache
+def _prototype() -> Any:
+    return _template().connection_pool.make_connection()
+
+
+@cache
+def _modelled(connection_class: Any) -> Any:
     class Modelled(connection_class):
         """Has no socket. A connection that has failed has no replies left, like one that was closed."""
 
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
+        def __init__(self, prototype: Any, wire: Wire) -> None:
+            self.__dict__.update(prototype.__dict__)
+            self._wire = wire
             self._replies: deque[Any] = deque()
             self._run = 0
 
@@ -89,9 +125,9 @@ def _modelled(connection_class: Any, wire: Wire) -> Any:
             self._send(command)
 
         def _send(self, commands: Sequence[Command]) -> None:
-            self._run = self._run or wire.open()
+            self._run = self._run or self._wire.open()
             try:
-                self._replies.extend(wire.send(self._run, commands))
+                self._replies.extend(self._wire.send(self._run, commands))
             except ConnectionError:
                 self.disconnect()
                 raise
@@ -101,6 +137,9 @@ def _modelled(connection_class: Any, wire: Wire) -> Any:
             if isinstance(reply, Exception):
                 raise reply
             return reply
+
+        def __del__(self) -> None:
+            """There is nothing to close."""
 
         def _read(self, reply: Any) -> Any:
             if isinstance(reply, Refusal):

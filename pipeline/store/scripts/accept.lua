@@ -5,7 +5,7 @@
 -- Returns {1, generation, state}, {0} nothing was lost, {-2} another generation, {-3, state} it works, or is finished,
 --   {-5} no such job
 local job, leader, senders, visitors = KEYS[1], KEYS[3], KEYS[5], KEYS[6]
-local j = call('HMGET', job, 'state', 'generation', 'made_at', 'lost', 'halted', 'accepted')
+local j = call('HMGET', job, 'state', 'generation', 'made_at', 'lost', 'halted', 'accepted', 'changed_at')
 if not j[1] then return {-5} end
 if j[2] ~= ARGV[1] then return {-2} end
 if not j[4] then return {0} end
@@ -51,6 +51,7 @@ for i = 1, #visits, 2 do
   end
 end
 local state = j[5] == 'draining' and 'draining' or 'running'
-call('HSET', job, 'generation', generation, 'run_id', server, 'state', state, 'reason', '', 'changed_at', int(time), 'accepted', j[4])
+call('HSET', job, 'generation', generation, 'run_id', server, 'state', state, 'reason', '', 'changed_at',
+  int(math.max(time, tonumber(j[7] or 0))), 'accepted', j[4])
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', state)
 return {1, generation, state}

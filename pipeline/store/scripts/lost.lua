@@ -1,7 +1,7 @@
 -- Somebody remembers what Redis does not: its last writes are lost. The job halts, and keeps what each one has said.
 -- KEYS: job, control    ARGV: made_at.generation of the job that is spoken of, one line that says what is missing
 -- Returns {1} noted, {0} it was said before, or too much was, {-2} another job or generation, {-5} no such job
-local j = call('HMGET', KEYS[1], 'state', 'made_at', 'generation', 'lost', 'reason')
+local j = call('HMGET', KEYS[1], 'state', 'made_at', 'generation', 'lost', 'reason', 'changed_at')
 if not j[1] then return {-5} end
 if j[2] .. '.' .. j[3] ~= ARGV[1] then return {-2} end
 local lines, count = j[4] or '', 0
@@ -14,7 +14,8 @@ if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KE
 call('HDEL', KEYS[1], 'lost')
 call('HSET', KEYS[1], 'lost', lines == '' and ARGV[2] or lines .. '\n' .. ARGV[2])
 if j[1] == 'running' or j[1] == 'draining' or j[1] == 'publishing' then
-  call('HSET', KEYS[1], 'state', 'failed', 'reason', 'Redis has lost its last writes: ' .. ARGV[2], 'changed_at', int(now(KEYS[1])),
+  call('HSET', KEYS[1], 'state', 'failed', 'reason', 'Redis has lost its last writes: ' .. ARGV[2], 'changed_at',
+    int(math.max(now(KEYS[1]), tonumber(j[6] or 0))),
     'halted', j[1])
   call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', 'failed')
 elseif j[1] == 'failed' and lines ~= '' and count < 10 then

@@ -2,7 +2,7 @@
 -- A job from which writes were lost runs again only by accept.
 -- KEYS: job, control, leader    ARGV: new state, reason, leader token or '' (from outside), then the allowed states before
 -- Returns {1} changed, {0, state} it is in another state, {-1} no longer the leader, {-2} writes were lost, {-5} no such job
-local j = call('HMGET', KEYS[1], 'state', 'lost')
+local j = call('HMGET', KEYS[1], 'state', 'lost', 'changed_at')
 local state = j[1]
 if not state then return {-5} end
 if ARGV[1] == 'running' and j[2] then return {-2} end
@@ -10,7 +10,9 @@ if ARGV[3] ~= '' and not leads(KEYS[3], ARGV[3]) then return {-1} end
 local allowed = false
 for i = 4, #ARGV do allowed = allowed or ARGV[i] == state end
 if not allowed then return {0, state} end
+-- Never less than before, also when somebody has set the clock back: who remembers more takes this change for lost.
+local at = int(math.max(now(KEYS[1]), tonumber(j[3] or 0)))
 call('HDEL', KEYS[1], 'reason')
-call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'changed_at', int(now(KEYS[1])))
+call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'changed_at', at)
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', ARGV[1])
 return {1}
