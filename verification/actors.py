@@ -183,7 +183,7 @@ class Worker(Actor):
                 self.is_done = True
                 return
             if self._rounds not in self._away:
-                self._serve(self._worker)
+                self._serve(world, self._worker)
         except UnknownJob:
             pass
         if world.has_ended:
@@ -195,10 +195,12 @@ class Worker(Actor):
         report = {**worker.hand.report(now), "stopping": False}
         return worker.ownership.heartbeat(json.dumps(report)) is not None
 
-    def _serve(self, worker: StageWorker) -> None:
+    def _serve(self, world: World, worker: StageWorker) -> None:
         for place in worker.look():
             worker.work(*place)
         for place in worker.places:
+            if not world.may_hold(keys.queue(JOB, *place)):
+                continue
             with translated():  # what Celery's consumer does
                 ticket = worker.ownership.scripts.client.rpop(keys.queue(JOB, *place))
             if ticket is not None:
@@ -331,8 +333,8 @@ class LetterClerk(Actor):
                 return
             store.edit(store.get(id_), value)
             store.replay(store.get(id_))
-        except LetterError:
-            pass  # a lost answer: it is gone already
+        except (LetterError, InboxFull):
+            pass  # a lost answer: it is gone already; or it waits
 
 
 def _feed(world: World, scripts: Scripts) -> Feed:

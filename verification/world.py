@@ -147,6 +147,10 @@ class World:
         except UnknownJob:
             return None
 
+    def may_hold(self, queue: str) -> bool:
+        """False when a consumer that waits at this queue would be given nothing."""
+        return True
+
     @property
     def has_ended(self) -> bool:
         """True when workers and leaders have nothing left to do."""

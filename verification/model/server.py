@@ -16,6 +16,11 @@ START: Final = 1_700_000_000_000_000
 Command: TypeAlias = Sequence[Any]
 
 
+def run_id(run: int) -> str:
+    """As long as a real one, and like most of them no number."""
+    return f"a{run:039x}"
+
+
 class Server:
     """One model. `run`: how often it was started; each run has an id of its own and forgets the scripts it has met."""
 
@@ -27,7 +32,7 @@ class Server:
 
     @property
     def run_id(self) -> str:
-        return f"{self.run:040x}"
+        return run_id(self.run)
 
     def restart(self) -> None:
         """It ends and comes back with all that it held, as with appendfsync always."""

@@ -23,8 +23,13 @@ class Trace:
     def befell(self, now: int, who: str, what: str) -> None:
         self._rows.append((now, who, f"** {what}", None))
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    @property
+    def faults(self) -> int:
+        return sum(row[3] is None for row in self._rows)
+
+    @property
+    def commands(self) -> int:
+        return len(self._rows) - self.faults
 
     def lines(self) -> list[str]:
         return [_line(row) for row in self._rows]
