@@ -62,16 +62,15 @@ class Search:
     def __init__(self, faults: int = 1) -> None:
         """Raises EnvironmentFault when the extra is missing."""
         self._faults = faults
-        self._plan = _plan()
+        self._plan = plan()
         self._ways: dict[bytes, int] = {}
         self._found = Found()
 
     def run(self) -> Found:
-        server = Server()
-        JobStore(Scripts(client_of(server))).create(JOB, self._plan)
+        keyspace, memory = start(), Memory(faults=self._faults)
         path: list[_Frame] = []
         try:
-            path.append(self._enter(server.keyspace, Memory(faults=self._faults), "", _mark(server.keyspace, Memory(faults=self._faults))))
+            path.append(self._enter(keyspace, memory, "", _mark(keyspace, memory)))
             while path:
                 self._advance(path)
         except Broken as broken:
@@ -116,11 +115,11 @@ class Search:
         return _Frame(mark, keyspace, memory, self._moves(keyspace, memory), label)
 
     def _moves(self, before: Keyspace, memory: Memory) -> Iterator[tuple[str, Keyspace, Memory]]:
-        for number in range(len(list(Steps(self._plan, before, memory).all()))):
+        steps = Steps(self._plan, memory)
+        for step in steps.all():
             keyspace = before.copied()
-            step = list(Steps(self._plan, keyspace, memory).all())[number]
             self._last = f"{step.who} {step.what}"
-            after = step.act()
+            after = steps.do(step, keyspace)
             yield self._last, keyspace, after
             if not memory.faults:
                 continue
@@ -203,7 +202,15 @@ def _mark(keyspace: Keyspace, memory: Memory) -> bytes:
     return blake2b(_encode((keyspace.frozen(), memory)), digest_size=16).digest()
 
 
-def _plan() -> Plan:
+def start() -> Keyspace:
+    """What there is when the job was just made."""
+    server = Server()
+    JobStore(Scripts(client_of(server))).create(JOB, plan())
+    return server.keyspace
+
+
+def plan() -> Plan:
+    """One stage of one partition, and an output."""
     flow = Pipeline("small")
     flow.source(read.producer(), name="in").map(_same, name="same").sink(write.stream("out"), name="out")
     return compile_plan(flow.graph(), 1, Limits())

@@ -19,7 +19,7 @@ from pipeline.store.scripts import Scripts, source
 from verification.exhaustive.memory import RECORDS, Held, LeaderMemory, Memory, SenderMemory, WorkerMemory
 from verification.model.keyspace import Keyspace, Refusal
 from verification.model.lua import engine
-from verification.model.server import run_id
+from verification.model.server import encoded, run_id
 from verification.world import JOB
 
 STATE: Final = keys.state(JOB, 0, 0)
@@ -29,7 +29,9 @@ _SENDER: Final = "0/in/sender"
 _BATCHES: Final = {0: (1, 2), 2: (3,)}
 _READ_RECORDS: Final = 8
 
-Act = Callable[[], Memory]
+_Act = Callable[[], Memory]
+Hear = Callable[[str, list[Any], Any], None]
+"""Is told of each script: its name, what EVAL takes behind the text, and its answer."""
 
 
 class Broken(Exception):
@@ -38,41 +40,50 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`who` does `what`; `act` changes the keyspace and returns what all remember then."""
+    """`who` does `what`."""
 
     who: str
     what: str
-    act: Act
+    act: _Act
 
 
 class DirectScripts(Scripts):
     """Runs the production scripts on one keyspace, with no connection between."""
 
-    def __init__(self, keyspace: Keyspace, run: int) -> None:
+    def __init__(self, keyspace: Keyspace, run: int, hear: Hear | None = None) -> None:
         self.keyspace = keyspace
         self.server = run_id(run)
+        self._hear = hear
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
+        values = [encoded(part) for part in args]
         try:
             answer: list[Any] = engine().run(
-                self.keyspace,
-                source(name, self.server),
-                [key.encode() for key in keys],
-                [part if isinstance(part, bytes) else str(part).encode() for part in args],
+                self.keyspace, source(name, self.server), [key.encode() for key in keys], values
             )
         except Refusal as refusal:
             raise StoreError(str(refusal)) from None
+        if self._hear is not None:
+            self._hear(name, [len(keys), *keys, *values], answer)
         return answer
 
 
 class Steps:
     """What may happen next in one state. `plan`: one stage of one partition."""
 
-    def __init__(self, plan: Plan, keyspace: Keyspace, memory: Memory) -> None:
+    _keyspace: Keyspace
+    _scripts: DirectScripts
+
+    def __init__(self, plan: Plan, memory: Memory, hear: Hear | None = None) -> None:
         self._plan = plan
-        self._keyspace = keyspace
         self._memory = memory
-        self._scripts = DirectScripts(keyspace, memory.run)
+        self._hear = hear
+
+    def do(self, step: Step, keyspace: Keyspace) -> Memory:
+        """Takes one of the steps on this keyspace, and returns what all remember then. Raises Broken."""
+        self._keyspace = keyspace
+        self._scripts = DirectScripts(keyspace, self._memory.run, self._hear)
+        return step.act()
 
     def all(self) -> Iterator[Step]:
         """Steps without a fault."""

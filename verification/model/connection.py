@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from pipeline.store.connection import connect
+from verification.model.commands import Status
 from verification.model.keyspace import Refusal
 from verification.model.server import Command, Server
 
@@ -142,10 +143,11 @@ def _modelled(connection_class: Any) -> Any:
             """There is nothing to close."""
 
         def _read(self, reply: Any) -> Any:
-            if isinstance(reply, Refusal):
+            kind = type(reply)
+            if kind is list:
+                return [part if type(part) is bytes else self._read(part) for part in reply]
+            if kind is Refusal:
                 return self._parser.parse_error(str(reply))
-            if isinstance(reply, list):
-                return [self._read(part) for part in reply]
-            return bytes(reply) if isinstance(reply, bytes) else reply
+            return bytes(reply) if kind is Status else reply
 
     return Modelled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -23,8 +22,8 @@ class Refusal(Exception):
     """An error that a command answers with, as Redis words it."""
 
 
-class NotModelled(AssertionError):
-    """Something was asked that this model does not know: it must learn it, or nobody may ask."""
+class NotModelled(BaseException):
+    """Something was asked that this model does not know: it must learn it, or nobody may ask. Nobody catches it."""
 
 
 def wrong_type() -> Refusal:
@@ -80,7 +79,7 @@ class Stream:
         return 1
 
     def frozen(self) -> tuple[Any, ...]:
-        return (tuple(zip(self.ids, map(tuple, self.fields), strict=True)), self.last)
+        return (b"stream", self.ids.copy(), self.fields.copy(), self.last)
 
 
 class Scores(dict[bytes, float]):
@@ -160,23 +159,22 @@ class Keyspace:
         """Another one with the same content, independent of this one."""
         return Keyspace(self.now, {key: copy(value) for key, value in self.keys.items()}, self.deadlines.copy())
 
-    def frozen(self) -> tuple[Any, ...]:
-        """All that it holds but for its clock, comparable and hashable. Neither keys nor fields have an order."""
-        return tuple(sorted((key, kind(value), *_frozen(value)) for key, value in self.keys.items()))
+    def frozen(self) -> list[Any]:
+        """All that it holds but for its clock, comparable and fit for encoding. Neither keys nor fields have an order."""
+        return [(key, _frozen(value)) for key, value in sorted(self.keys.items(), key=_first)]
 
 
-def _frozen(value: Value) -> Iterator[Any]:
-    match value:
-        case Stream():
-            yield value.frozen()
-        case Scores() | dict():
-            yield tuple(sorted(value.items()))
-        case set():
-            yield tuple(sorted(value))
-        case list():
-            yield tuple(value)
-        case _:
-            yield value
+def _first(pair: tuple[bytes, Value]) -> bytes:
+    return pair[0]
+
+
+def _frozen(value: Value) -> Any:
+    type_ = type(value)
+    if type_ is dict or type_ is Scores:
+        return (kind(value), sorted(value.items()))  # type: ignore[union-attr]
+    if type_ is Stream:
+        return value.frozen()  # type: ignore[union-attr]
+    return (kind(value), sorted(value) if type_ is set else value)
 
 
 def read_id(text: bytes, missing: int = 0) -> Id:

@@ -52,6 +52,7 @@ class Engine:
         self._lua = lua51.LuaRuntime(
             encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False
         )
+        self._table = self._lua.table_from
         self._is_table = lua51.lua_type
         self._error = lua51.LuaError
         self._keyspace = Keyspace()
@@ -63,7 +64,7 @@ class Engine:
     def run(self, keyspace: Keyspace, text: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
         """What the script answers. Raises Refusal; as in Redis, what was written before that stays."""
         function = self._compiled.get(text) or self._compile(text)
-        table = self._lua.table_from
+        table = self._table
         self._keyspace, self.wrote = keyspace, False
         try:
             return self._answer(self._run(function, table(keys), table(args)))
@@ -98,30 +99,27 @@ class Engine:
         try:
             return self._call(name, *args)
         except Refusal as refusal:
-            return self._lua.table_from({b"err": str(refusal).encode()})
+            return self._table({b"err": str(refusal).encode()})
 
     def _lua_value(self, answer: Any) -> Any:
-        match answer:
-            case None:
-                return False
-            case Status():
-                return self._lua.table_from({b"ok": bytes(answer)})
-            case list():
-                return self._lua.table_from([self._lua_value(part) for part in answer])
-            case _:
-                return answer
+        if answer is None:
+            return False
+        if type(answer) is list:
+            parts = [part if type(part) is bytes else self._lua_value(part) for part in answer]
+            return self._table(parts)
+        if type(answer) is Status:
+            return self._table({b"ok": bytes(answer)})
+        return answer
 
     def _answer(self, value: Any) -> Any:
         """A script's answer as a client sees it: numbers lose their fraction, a list ends at the first nil."""
-        match value:
-            case None | False:
-                return None
-            case True:
-                return 1
-            case int() | float():
-                return int(value)
-            case bytes():
-                return value
+        kind = type(value)
+        if kind is int or kind is bytes:
+            return value
+        if value is None or kind is bool:
+            return 1 if value else None
+        if kind is float:
+            return int(value)
         if self._is_table(value) != "table":
             raise NotModelled(f"a script answers {value!r}")
         if value[b"err"] is not None:

@@ -19,7 +19,7 @@ from pipeline.store.scripts import Scripts
 from verification.actors import Leader, Producer, Source, Worker
 from verification.model.connection import client_over
 from verification.model.keyspace import Refusal
-from verification.model.server import START, Command, Server
+from verification.model.server import START, Command, Server, encoded
 from verification.points import Crash, script_names
 from verification.simulation.fates import MILLISECOND, REPLACED, SECOND, Fate, Fates
 from verification.simulation.oracle import Oracle
@@ -88,6 +88,8 @@ class Process:
             # A life before may have brought the rest of the input, and its end.
             actor.is_done = True
             world.befell(self, f"ends: {type(error).__name__}")
+        finally:
+            world.notice_end()
 
 
 class _Window:
@@ -130,6 +132,7 @@ class SimulatedWorld(World):
         self.full_timeout_seconds = None
         self._down_until = 0
         self._is_over = False
+        self._is_through = False
         self._processes: list[Process] = []
 
     def clock(self) -> float:
@@ -156,7 +159,7 @@ class SimulatedWorld(World):
         if self.fates.has_clock_steps:
             self.timeline.after(self.fates.rng.randint(1, 5 * SECOND), self._step_clock)
         try:
-            self.timeline.run(lambda: not self._all_done(), LIMIT)
+            self.timeline.run(lambda: not self._is_through, LIMIT)
             if not self._all_done():
                 waiting = ", ".join(actor.name for actor in self.actors if not actor.is_done)
                 raise Stalled(f"after {LIMIT // SECOND} s these still wait: {waiting}")
@@ -165,6 +168,10 @@ class SimulatedWorld(World):
         finally:
             self._is_over = True
             self.timeline.end()
+
+    def notice_end(self) -> None:
+        """A process has come to its end: perhaps it was the last one."""
+        self._is_through = self._all_done()
 
     def _all_done(self) -> bool:
         return all(actor.is_done for actor in self.actors)
@@ -224,7 +231,7 @@ class SimulatedWorld(World):
             self.trace.applied(self.timeline.now, who, name, reply)
             if name in _WATCHED and not isinstance(reply, Refusal):
                 count = int(command[2])
-                parts = [part if isinstance(part, bytes) else str(part).encode() for part in command[3:]]
+                parts = [encoded(part) for part in command[3:]]
                 self.oracle.saw(name, parts[:count], parts[count:], reply)
         return replies
 
@@ -279,14 +286,11 @@ class SimulatedWorld(World):
 
 def _named(commands: Sequence[Command], server: str) -> str:
     """What commands are called: scripts by their names."""
-    names = script_names(server)
-    found = []
-    for command in commands:
-        match command[0]:
-            case "EVALSHA":
-                found.append(names.get(command[1], "a script of another run"))
-            case "EVAL":
-                found.append(names[hashlib.sha1(command[1].encode(), usedforsecurity=False).hexdigest()])
-            case name:
-                found.append(str(name))
-    return "+".join(found)
+    if len(commands) > 1:
+        return "+".join(_named([command], server) for command in commands)
+    name, *args = commands[0]
+    if name == "EVALSHA":
+        return script_names(server).get(args[0], "a script of another run")
+    if name == "EVAL":
+        return script_names(server)[hashlib.sha1(args[0].encode(), usedforsecurity=False).hexdigest()]
+    return str(name)
