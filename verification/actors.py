@@ -136,6 +136,11 @@ class Leader(Actor):
     def after_death(self, world: World) -> None:
         world.let_lease_pass()
 
+    @property
+    def faults(self) -> list[str]:
+        """What duties fail with now."""
+        return self._round.faults
+
     def step(self, world: World) -> None:
         self._rounds += 1
         if self._rounds in self._away:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from verification.exhaustive.command import searched
 from verification.points import Variant
 from verification.scenarios import SCENARIOS
 from verification.shard import Piece, Work
@@ -99,6 +100,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options.add_argument("--scenario", action="append", default=[])
     options.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options.add_argument("--json", action="store_true")
+    options.add_argument("--exhaustive", action="store_true")
     options.add_argument("--seeds", type=int)
     options.add_argument("--seed", type=int)
     return options.parse_args(arguments)
@@ -106,6 +108,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     asked = _arguments(arguments)
+    if asked.exhaustive:
+        return searched(as_json=asked.json)
     if asked.seeds is not None or asked.seed is not None:
         return simulated(asked.seeds, asked.seed, max(1, asked.processes), as_json=asked.json)
     known = [scenario.name for scenario in SCENARIOS]

@@ -15,7 +15,6 @@ from pipeline.errors import ForeignData
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts
 from tests.simulation.twin import Recorder, answer, comparable, read_keyspace, replay, timed
-from verification.exhaustive.memory import Memory
 from verification.exhaustive.search import plan, start
 from verification.exhaustive.steps import Steps
 from verification.model.connection import client_of, client_over
@@ -58,11 +57,10 @@ def test_what_a_scenario_sends_is_answered_alike(real: Any, scenario: Scenario, 
 @given(data=st.data())
 def test_any_walk_through_the_small_model_is_answered_alike(real: Any, data: st.DataObject) -> None:
     real.flushall()
-    keyspace = start()
+    keyspace, memory = start()
     for command in _as_commands(keyspace):
         answer(real, command)
     assert read_keyspace(real).frozen() == keyspace.frozen()
-    memory = Memory(faults=0)
 
     for _ in range(data.draw(st.integers(1, 25))):
         calls: list[tuple[str, list[Any], Any]] = []

@@ -62,12 +62,13 @@ class Search:
     def __init__(self, faults: int = 1) -> None:
         """Raises EnvironmentFault when the extra is missing."""
         self._faults = faults
-        self._plan = plan()
+        self.plan = plan()
         self._ways: dict[bytes, int] = {}
         self._found = Found()
 
     def run(self) -> Found:
-        keyspace, memory = start(), Memory(faults=self._faults)
+        keyspace, memory = start()
+        memory = replace(memory, faults=self._faults)
         path: list[_Frame] = []
         try:
             path.append(self._enter(keyspace, memory, "", _mark(keyspace, memory)))
@@ -115,7 +116,7 @@ class Search:
         return _Frame(mark, keyspace, memory, self._moves(keyspace, memory), label)
 
     def _moves(self, before: Keyspace, memory: Memory) -> Iterator[tuple[str, Keyspace, Memory]]:
-        steps = Steps(self._plan, memory)
+        steps = Steps(self.plan, memory)
         for step in steps.all():
             keyspace = before.copied()
             self._last = f"{step.who} {step.what}"
@@ -202,11 +203,18 @@ def _mark(keyspace: Keyspace, memory: Memory) -> bytes:
     return blake2b(_encode((keyspace.frozen(), memory)), digest_size=16).digest()
 
 
-def start() -> Keyspace:
-    """What there is when the job was just made."""
+def start() -> tuple[Keyspace, Memory]:
+    """What there is when the job was just made, its leader leads, its sender is registered, and w0 owns the partition.
+
+    The workers are equal, so nothing is left out.
+    """
     server = Server()
     JobStore(Scripts(client_of(server))).create(JOB, plan())
-    return server.keyspace
+    memory = Memory(faults=0)
+    for wanted in ("takes the lease", "registers", "assigns to w0"):
+        steps = Steps(plan(), memory)
+        memory = steps.do(next(step for step in steps.all() if step.what == wanted), server.keyspace)
+    return server.keyspace, memory
 
 
 def plan() -> Plan:

@@ -28,8 +28,10 @@ class Fate(Enum):
 
 STOPS: Final = frozenset({Fate.STOPPED_BEFORE, Fate.STOPPED_AFTER, Fate.REPLACED_BEFORE, Fate.REPLACED_AFTER})
 REPLACED: Final = frozenset({Fate.REPLACED_BEFORE, Fate.REPLACED_AFTER})
-_RATES: Final = (0.004, 0.01, 0.02, 0.05)
-_MOST_STOPS: Final = 6
+_RATES: Final = (0.003, 0.01, 0.02, 0.04)
+_DECISIVE: Final = 6
+"""So much likelier is a fault around a command that decides something."""
+_MOST_STOPS: Final = 8
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Fates:
             kinds,
             rate=rng.choice(_RATES),
             until=rng.randint(SECOND, 6 * SECOND),
-            most=rng.choice((1, 2, 3, 5, 8, 13)),
+            most=rng.choice((1, 2, 3, 5, 8, 13, 20)),
             has_restarts=rng.random() < 0.25,
             has_postman=rng.random() < 0.5,
             has_clock_steps=rng.random() < 0.2,
@@ -68,9 +70,10 @@ class Fates:
         """Nothing happens, and still not all at the same time."""
         return cls(random.Random(0))
 
-    def of_command(self, now: int, is_lasting: bool) -> Fate | None:
+    def of_command(self, now: int, *, is_lasting: bool, is_decisive: bool) -> Fate | None:
         """`is_lasting`: the process is one that another may replace meanwhile."""
-        if now >= self.until or self.most <= 0 or self.rng.random() >= self.rate:
+        rate = self.rate * _DECISIVE if is_decisive else self.rate
+        if now >= self.until or self.most <= 0 or self.rng.random() >= rate:
             return None
         fate = self.rng.choice(self.kinds)
         if fate in STOPS and (self.stops >= _MOST_STOPS or (fate in REPLACED and not is_lasting)):

@@ -35,7 +35,7 @@ def simulate(seed: int, plots: Sequence[Plot] = PLOTS) -> Outcome:
     """The same for the same seed, in every process. Raises EnvironmentFault when the extra is missing."""
     rng = random.Random(seed)
     plot = rng.choice(plots)
-    expected = _expected(plot)
+    expected = expected_of(plot)
     scenario = composed(plot, rng)
     with tempfile.TemporaryDirectory(prefix="celeriac-verify-") as folder:
         world = SimulatedWorld(Path(folder), scenario, Fates.drawn(rng))
@@ -49,7 +49,7 @@ def simulate(seed: int, plots: Sequence[Plot] = PLOTS) -> Outcome:
 
 
 @cache
-def _expected(plot: Plot) -> Mapping[str, Any]:
+def expected_of(plot: Plot) -> Mapping[str, Any]:
     """What can be seen at the end of a run without a fault. Raises Stalled."""
     with tempfile.TemporaryDirectory(prefix="celeriac-verify-") as folder:
         return SimulatedWorld(Path(folder), composed(plot, random.Random(0)), Fates.none()).run()

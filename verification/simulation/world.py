@@ -19,7 +19,7 @@ from pipeline.store.scripts import Scripts
 from verification.actors import Leader, Producer, Source, Worker
 from verification.model.connection import client_over
 from verification.model.keyspace import Refusal
-from verification.model.server import START, Command, Server, encoded
+from verification.model.server import START, Command, Server, encoded, run_id
 from verification.points import Crash, script_names
 from verification.simulation.fates import MILLISECOND, REPLACED, SECOND, Fate, Fates
 from verification.simulation.oracle import Oracle
@@ -43,6 +43,7 @@ _HEARD: Final = 0.6
 """How often an agent sees the death of its worker; else only its heartbeats fall silent."""
 
 
+_DECISIVE: Final = frozenset({"acquire", "assign", "adopt", "append", "close", "commit", "register", "take"})
 _WATCHED: Final = frozenset({"commit", "append", "assign", "lease", "adopt"})
 
 
@@ -75,6 +76,8 @@ class Process:
                     actor.step(world)
                 except StoreUnavailable:
                     pass  # a process that lives tries again
+                if isinstance(actor, Leader) and actor.faults:
+                    raise Stalled(f"{self.name}: a duty fails: {actor.faults[0]}")
                 if not actor.is_done:
                     world.timeline.sleep(world.fates.rest(rest))
         except Crash:
@@ -239,9 +242,11 @@ class SimulatedWorld(World):
         """Commands of one process on a connection to this run of the server: they arrive later, and what `fates` says befalls them."""
         if self._is_over:
             raise Crash(process.name)
-        fate = self.fates.of_command(self.timeline.now, process.is_newest and isinstance(process.actor, _LASTING))
+        name = _named(commands, run_id(run))
+        is_lasting = process.is_newest and isinstance(process.actor, _LASTING)
+        fate = self.fates.of_command(self.timeline.now, is_lasting=is_lasting, is_decisive=name in _DECISIVE)
         if fate is not None:
-            self.befell(process, f"{_named(commands, self.server.run_id)}: {fate.value}")
+            self.befell(process, f"{name}: {fate.value}")
         self.timeline.sleep(self.fates.latency())
         match fate:
             case Fate.DIES_BEFORE:
@@ -292,5 +297,6 @@ def _named(commands: Sequence[Command], server: str) -> str:
     if name == "EVALSHA":
         return script_names(server).get(args[0], "a script of another run")
     if name == "EVAL":
-        return script_names(server)[hashlib.sha1(args[0].encode(), usedforsecurity=False).hexdigest()]
+        sha = hashlib.sha1(args[0].encode(), usedforsecurity=False).hexdigest()
+        return script_names(server).get(sha, "a script of another run")
     return str(name)
