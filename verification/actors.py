@@ -24,6 +24,7 @@ from pipeline.store.senders import Feed, FeedAddress, Lane
 from stages.worker import Worker as StageWorker
 from verification.world import JOB, Actor, World
 
+
 class Submitter(Actor):
     """Creates the job, unless a life before has."""
 
@@ -182,7 +183,9 @@ class Worker(Actor):
             return
         if self._worker is None:
             ownership = Ownership(self._scripts, JOB, self.name, self._incarnation)
-            self._worker = StageWorker(ownership, world.plan, world.graph, world.clock, random.Random(self._incarnation))
+            self._worker = StageWorker(
+                ownership, world.plan, world.graph, world.clock, random.Random(self._incarnation)
+            )
         try:
             if not self._beats(self._worker, world.clock()):
                 self.is_done = True
@@ -344,4 +347,10 @@ class LetterClerk(Actor):
 
 def _feed(world: World, scripts: Scripts) -> Feed:
     """Feeds the source `in`."""
-    return Feed(scripts, FeedAddress(world.url, JOB, "in", world.full_timeout_seconds), world.plan, world.jobs.read(JOB).run, world.patience)
+    return Feed(
+        scripts,
+        FeedAddress(world.url, JOB, "in", world.full_timeout_seconds),
+        world.plan,
+        world.jobs.read(JOB).run,
+        world.patience,
+    )

@@ -17,11 +17,16 @@ from pipeline.cli.options import JSON
 )
 @click.option("--processes", type=click.IntRange(1, 64), help="Runs at the same time. Default: the number of cores.")
 @click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", help="Simulate instead: N jobs in virtual time, on a model of Redis."
+    "--seeds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Simulate instead: N jobs in virtual time, on a model of Redis.",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="S", help="The first seed; alone, that one with all it did.")
 @click.option(
-    "--exhaustive", is_flag=True, help="Instead: every interleaving of two workers, a sender and a leader, with a fault."
+    "--exhaustive",
+    is_flag=True,
+    help="Instead: every interleaving of two workers, a sender and a leader, with a fault.",
 )
 @JSON
 def verify(

@@ -1,4 +1,4 @@
-"""The small model: every state that two workers, a sender and a leader can reach, with one fault, keeps its promises."""
+"""The small model: every state that two workers, a sender and a leader can reach keeps its promises."""
 
 from __future__ import annotations
 

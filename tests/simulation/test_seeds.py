@@ -49,7 +49,9 @@ def test_a_seed_repeats_itself_byte_for_byte() -> None:
 
 
 def test_a_seed_is_the_same_in_processes_that_hash_differently() -> None:
-    program = "from verification.simulation.seeds import simulate; print([simulate(s).trace.digest() for s in (4, 6, 7)])"
+    program = (
+        "from verification.simulation.seeds import simulate; print([simulate(s).trace.digest() for s in (4, 6, 7)])"
+    )
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],
@@ -106,9 +108,7 @@ def _first_fallen(count: int) -> Outcome | None:
     return None
 
 
-def test_a_seed_that_fails_is_told_with_what_befell_whom_and_how_to_repeat_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_that_fails_is_told_with_what_befell_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seeds_module, "difference", lambda *_: "nothing is equal")
     monkeypatch.setattr(seeds_module, "expected_of", lambda _: {})
 
@@ -155,7 +155,7 @@ def test_seeds_and_scenarios_are_not_mixed(capfd: pytest.CaptureFixture[str]) ->
     assert "--seeds and --seed simulate, --exhaustive searches" in capfd.readouterr().err
 
 
-def test_without_the_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_command_names_it() -> None:
     program = (
         "import sys; sys.modules['greenlet'] = None\n"
         "from verification.main import main; sys.exit(main(['--seed', '1']))"

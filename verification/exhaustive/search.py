@@ -15,12 +15,12 @@ from pipeline.plan import Plan, compile_plan
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
 from verification.exhaustive.memory import RECORDS, LeaderMemory, Memory, SenderMemory
 from verification.exhaustive.steps import OUT, PLACE, STATE, Broken, Step, Steps
 from verification.model.connection import client_of
 from verification.model.keyspace import Keyspace, Stream
 from verification.model.server import Server
-from pipeline.store.scripts import Scripts
 from verification.world import JOB
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -133,16 +133,16 @@ class Search:
                 yield f"{step.who} {step.what}, and dies", keyspace, dead
                 yield f"{step.who} dies", before, _dead(step, replace(memory, faults=left)) or memory
         if memory.faults:
-            yield "the server is restarted", before, replace(
-                memory, faults=memory.faults - 1, run=memory.run + 1, leader=LeaderMemory(is_adopted=False)
+            yield (
+                "the server is restarted",
+                before,
+                replace(memory, faults=memory.faults - 1, run=memory.run + 1, leader=LeaderMemory(is_adopted=False)),
             )
 
 
 def _unheard(before: Memory, after: Memory, faults: int) -> Memory:
     """What the search knows afterwards, while the processes know what they knew before."""
-    return replace(
-        after, sender=before.sender, leader=before.leader, workers=before.workers, faults=faults
-    )
+    return replace(after, sender=before.sender, leader=before.leader, workers=before.workers, faults=faults)
 
 
 def _dead(step: Step, memory: Memory) -> Memory | None:
@@ -165,7 +165,9 @@ def check(keyspace: Keyspace, memory: Memory) -> None:
     first, _, sub = entry.partition("-")
     committed = int(first) - 1 + record
     if committed != memory.committed:
-        raise Broken(f"the position says that {committed} records are committed, the commits that were taken say {memory.committed}")
+        raise Broken(
+            f"by the position {committed} records are committed, by the commits that were taken {memory.committed}"
+        )
     owners = [worker.token for worker in memory.workers if worker.token and worker.token.encode() == meta.get(b"token")]
     if len(owners) > 1:
         raise Broken("two workers own the partition")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -143,7 +144,7 @@ class Steps:
             return
         for other in range(len(memory.workers)):
             if other != number or is_free:
-                yield Step("leader", f"assigns to w{other}", lambda other=other: self._assign(other, is_free))
+                yield Step("leader", f"assigns to w{other}", partial(self._assign, other, is_free))
 
     def _leadership(self) -> Leadership:
         return Leadership(self._scripts, "leader", "nonce")
@@ -157,7 +158,8 @@ class Steps:
     def _adopt(self) -> Memory:
         self._leadership().adopt_server(JOB, self._memory.leader.token, self._plan)
         leader = replace(self._memory.leader, is_adopted=True)
-        term = int((self._keyspace.keys[keys.meta(JOB, *PLACE).encode()])[b"term"])
+        meta: Any = self._keyspace.keys[keys.meta(JOB, *PLACE).encode()]
+        term = int(meta[b"term"])
         return replace(self._memory, leader=leader, owner="", owned_by=(-1, 0), term=term)
 
     def _assign(self, number: int, is_free: bool) -> Memory:

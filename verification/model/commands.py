@@ -80,19 +80,19 @@ def _matches(options: Args, name: bytes) -> bool:
     return True
 
 
-def _flush(keyspace: Keyspace, args: Args) -> Status:
+def _flush(keyspace: Keyspace, _: Args) -> Status:
     keyspace.keys.clear()
     keyspace.deadlines.clear()
     return OK
 
 
-def _time(keyspace: Keyspace, args: Args) -> list[bytes]:
+def _time(keyspace: Keyspace, _: Args) -> list[bytes]:
     return [b"%d" % (keyspace.now // 1_000_000), b"%d" % (keyspace.now % 1_000_000)]
 
 
 def _memory_usage(keyspace: Keyspace, args: Args) -> int | None:
     """Only that it grows with what is there: bytes of a real server are another matter."""
-    value = keyspace.keys.get(args[1])
+    value: Any = keyspace.keys.get(args[1])
     return None if value is None else 100 * (1 + len(getattr(value, "ids", value)))
 
 

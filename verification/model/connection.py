@@ -49,7 +49,9 @@ def client_of(server: Server) -> Any:
 def client_over(wire: Wire) -> Any:
     """A client whose only connection sends through `wire`."""
     client = copy.copy(_template())
-    client.connection_pool = _pool(type(client.connection_pool))(client.connection_pool, wire)
+    pool: Any = client.connection_pool
+    pool_class: Any = type(pool)
+    client.connection_pool = _pool(pool_class)(pool, wire)
     client.response_callbacks = client.response_callbacks.copy()
     return client
 

@@ -33,7 +33,7 @@ def wrong_type() -> Refusal:
 class Stream:
     """Entries by id. Ids only grow, also when the last entry is gone."""
 
-    __slots__ = ("ids", "fields", "last", "added")
+    __slots__ = ("added", "fields", "ids", "last")
 
     def __init__(self) -> None:
         self.ids: list[Id] = []
@@ -160,7 +160,7 @@ class Keyspace:
         return Keyspace(self.now, {key: copy(value) for key, value in self.keys.items()}, self.deadlines.copy())
 
     def frozen(self) -> list[Any]:
-        """All that it holds but for its clock, comparable and fit for encoding. Neither keys nor fields have an order."""
+        """All that it holds but for its clock, to be compared or encoded. Neither keys nor fields have an order."""
         return [(key, _frozen(value)) for key, value in sorted(self.keys.items(), key=_first)]
 
 
@@ -168,12 +168,12 @@ def _first(pair: tuple[bytes, Value]) -> bytes:
     return pair[0]
 
 
-def _frozen(value: Value) -> Any:
+def _frozen(value: Any) -> Any:
     type_ = type(value)
     if type_ is dict or type_ is Scores:
-        return (kind(value), sorted(value.items()))  # type: ignore[union-attr]
+        return (kind(value), sorted(value.items()))
     if type_ is Stream:
-        return value.frozen()  # type: ignore[union-attr]
+        return value.frozen()
     return (kind(value), sorted(value) if type_ is set else value)
 
 

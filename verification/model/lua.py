@@ -19,7 +19,7 @@ _READS: Final = frozenset(
     b" ZRANGEBYSCORE XLEN XRANGE XREVRANGE".split()
 )
 
-# What a script finds: no file, no clock, no chance, and no globals of its own making. An error is a table, as in Redis 7.
+# What a script finds: no file, no clock, no chance, and no globals of its own making.
 _PREPARE: Final = b"""
 local call, pcall_, sha1 = ...
 local found = {redis = {call = call, pcall = pcall_, sha1hex = sha1}}

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from verification.model.keyspace import FIRST, LAST, NODE_ENTRIES, Id, Keyspace, NotModelled, Refusal, Stream, read_id, write_id
+from verification.model.keyspace import (
+    FIRST,
+    LAST,
+    NODE_ENTRIES,
+    Id,
+    Keyspace,
+    NotModelled,
+    Refusal,
+    Stream,
+    read_id,
+    write_id,
+)
 
 Args: TypeAlias = list[bytes]
 
@@ -35,7 +46,7 @@ def _trim_to(stream: Stream, about: bool, most: int) -> int:
 
 
 def _xtrim(keyspace: Keyspace, args: Args) -> int:
-    stream = keyspace.get(args[0], Stream)
+    stream: Stream | None = keyspace.get(args[0], Stream)
     if stream is None:
         return 0
     match args[1].upper(), args[2:]:
@@ -49,7 +60,7 @@ def _xtrim(keyspace: Keyspace, args: Args) -> int:
 def _xdel(keyspace: Keyspace, args: Args) -> int:
     ids = [read_id(at) for at in args[1:]]
     stream = keyspace.get(args[0], Stream)
-    return 0 if stream is None else sum(stream.delete(at) for at in ids)
+    return 0 if stream is None else sum(map(stream.delete, ids))
 
 
 def _xlen(keyspace: Keyspace, args: Args) -> int:

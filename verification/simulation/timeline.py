@@ -47,7 +47,6 @@ class Timeline:
             self.now = at
             action()
 
-
     def end(self) -> None:
         """Ends all processes where they stand."""
         self._due.clear()

@@ -37,7 +37,9 @@ class Trace:
     def told(self, last: int) -> list[str]:
         """What befell whom, all of it, and between that the scripts; of the rest the last lines."""
         wanted = [
-            row for n, row in enumerate(self._rows) if row[3] is None or row[2] in SCRIPTS or n >= len(self._rows) - last
+            row
+            for n, row in enumerate(self._rows)
+            if row[3] is None or row[2] in SCRIPTS or n >= len(self._rows) - last
         ]
         return [_line(row) for row in wanted]
 

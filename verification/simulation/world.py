@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -72,10 +73,8 @@ class Process:
         try:
             actor.start(world, Scripts(client_over(self)))
             while not actor.is_done:
-                try:
+                with suppress(StoreUnavailable):  # a process that lives tries again
                     actor.step(world)
-                except StoreUnavailable:
-                    pass  # a process that lives tries again
                 if isinstance(actor, Leader) and actor.faults:
                     raise Stalled(f"{self.name}: a duty fails: {actor.faults[0]}")
                 if not actor.is_done:
@@ -142,8 +141,8 @@ class SimulatedWorld(World):
         return self.timeline.now / SECOND
 
     def state(self) -> JobState | None:
-        job = self.server.keyspace.keys.get(keys.job(JOB).encode())
-        return JobState(job[b"state"].decode()) if isinstance(job, dict) else None
+        job: Any = self.server.keyspace.keys.get(keys.job(JOB).encode())
+        return JobState(job[b"state"].decode()) if job else None
 
     def may_hold(self, queue: str) -> bool:
         return queue.encode() in self.server.keyspace.keys
@@ -239,7 +238,7 @@ class SimulatedWorld(World):
         return replies
 
     def send(self, process: Process, run: int, commands: Sequence[Command]) -> list[Any]:
-        """Commands of one process on a connection to this run of the server: they arrive later, and what `fates` says befalls them."""
+        """Commands of one process, on a connection to this run of the server. What `fates` says befalls them."""
         if self._is_over:
             raise Crash(process.name)
         name = _named(commands, run_id(run))
