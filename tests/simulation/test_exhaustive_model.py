@@ -28,7 +28,7 @@ def test_without_a_fault_every_interleaving_keeps_its_promises(found_without_fau
 
     assert states > 1_000
     assert steps > states
-    assert interleavings > 100_000
+    assert interleavings > 10_000
 
 
 def test_the_search_is_the_same_again(found_without_faults: tuple[int, int, int]) -> None:
@@ -46,25 +46,25 @@ def test_with_one_fault_anywhere_every_interleaving_keeps_its_promises() -> None
 
 
 @pytest.mark.parametrize(
-    ("guard", "faults"),
+    ("guard", "faults", "is_early"),
     [
-        ("token", 0),
-        ("position", 1),
-        ("record of the position", 1),
-        ("sequence, what was taken", 1),
-        ("token of who acquires", 0),
-        ("run of the server", 1),
-        ("gate", 0),
-        ("close at the end of the input", 1),
+        ("token", 0, False),
+        ("trim bound", 0, False),
+        ("position", 1, False),
+        ("record of the position", 1, False),
+        ("run of the server", 1, False),
+        ("sequence", 1, True),
     ],
 )
-def test_without_a_guard_an_invariant_breaks(guard: str, faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_guard_an_invariant_breaks(
+    guard: str, faults: int, is_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without(guard, monkeypatch)
 
-    found = Search(faults).run()
+    found = Search(faults, is_early=is_early).run()
 
     assert found.broken
-    assert len(found.way) > 2
+    assert len(found.way) > 1
 
 
 def test_a_lost_record_is_seen_in_the_state_itself() -> None:

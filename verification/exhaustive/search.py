@@ -57,10 +57,14 @@ class _Frame:
 
 
 class Search:
-    """Depth first, from a job that was just made. `faults`: how many may befall it on each way."""
+    """Depth first, from a job that was just made. `faults`: how many may befall it on each way.
 
-    def __init__(self, faults: int = 1) -> None:
+    is_early: each fault is tried before the step without it. That decides what is found first, and nothing else.
+    """
+
+    def __init__(self, faults: int = 1, *, is_early: bool = False) -> None:
         """Raises EnvironmentFault when the extra is missing."""
+        self._is_early = is_early
         self._faults = faults
         self.plan = plan()
         self._ways: dict[bytes, int] = {}
@@ -121,22 +125,30 @@ class Search:
             keyspace = before.copied()
             self._last = f"{step.who} {step.what}"
             after = steps.do(step, keyspace)
-            yield self._last, keyspace, after
-            if not memory.faults:
-                continue
-            left = memory.faults - 1
-            # What its script did stays. It may not hear of that, or die with all it knows.
-            unheard = _unheard(memory, after, left)
-            yield f"{step.who} {step.what}, and its reply is lost", keyspace, unheard
-            dead = _dead(step, unheard)
-            if dead is not None:
-                yield f"{step.who} {step.what}, and dies", keyspace, dead
-                yield f"{step.who} dies", before, _dead(step, replace(memory, faults=left)) or memory
+            label = self._last
+            if not self._is_early:
+                yield label, keyspace, after
+            if memory.faults:
+                # What its script did stays. It may not hear of that, or die with all it knows.
+                unheard = _unheard(memory, after, memory.faults - 1)
+                yield f"{label}, and its reply is lost", keyspace, unheard
+                dead, idle = _dead(step, unheard), _dead(step, replace(memory, faults=memory.faults - 1))
+                if dead is not None and idle is not None:
+                    yield f"{label}, and dies", keyspace, dead
+                    yield f"{step.who} dies", before, idle
+            if self._is_early:
+                yield label, keyspace, after
         if memory.faults:
             yield (
                 "the server is restarted",
                 before,
-                replace(memory, faults=memory.faults - 1, run=memory.run + 1, leader=LeaderMemory(is_adopted=False)),
+                replace(
+                    memory,
+                    faults=memory.faults - 1,
+                    run=memory.run + 1,
+                    owner="",
+                    leader=LeaderMemory(is_adopted=False),
+                ),
             )
 
 
@@ -171,8 +183,8 @@ def check(keyspace: Keyspace, memory: Memory) -> None:
     owners = [worker.token for worker in memory.workers if worker.token and worker.token.encode() == meta.get(b"token")]
     if len(owners) > 1:
         raise Broken("two workers own the partition")
-    if owners and owners[0] != memory.owner:
-        raise Broken(f"{owners[0]} owns the partition, and {memory.owner or 'nobody'} was made its owner")
+    if owners and memory.owner and owners[0] != memory.owner:
+        raise Broken(f"{owners[0]} owns the partition, and {memory.owner} was made its owner")
     acked = max((int(value) for name, value in log.items() if name.isdigit()), default=0)
     if memory.sender.taken > acked:
         raise Broken(f"{memory.sender.taken} records were acknowledged, {acked} are known")

@@ -236,7 +236,8 @@ class Steps:
         """Commits the next `most` records, or the end of the input, or nothing, and reads on when none are in hand."""
         worker = self._memory.workers[number]
         values, end, held, is_end = _taken(worker, most)
-        commit = Commit(worker.position, end, "keep" if held else "more", end.entry, _READ_RECORDS)
+        behind = entry_after(held[-1].id, len(held[-1].values)) if held else end.entry
+        commit = Commit(worker.position, end, "keep" if held else "more", behind, _READ_RECORDS)
         if values:
             total = worker.total + sum(values)
             commit.counts = Counts(taken=len(values), emitted=len(values))
