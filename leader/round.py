@@ -93,6 +93,11 @@ class Round:
                 logger.info("Redis serves again")
         return dict(counts)
 
+    @property
+    def faults(self) -> list[str]:
+        """What duties, of any job, have failed with when they ran last."""
+        return [text for term in self._terms.values() for text in term.faults.values()]
+
     def resign(self) -> None:
         """Gives all leases back, so that another leader acts at once, and takes this one's queue away.
 

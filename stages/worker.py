@@ -76,8 +76,18 @@ class Hand:
 class Worker:
     """Owns what the assignment table says, and nothing else; serves tickets."""
 
-    def __init__(self, ownership: Ownership, plan: Plan, graph: Graph, clock: Callable[[], float] = monotonic) -> None:
-        """Raises EnvironmentFault, SinkError when a sink cannot be used from here: an extra, a variable is missing."""
+    def __init__(
+        self,
+        ownership: Ownership,
+        plan: Plan,
+        graph: Graph,
+        clock: Callable[[], float] = monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        """The jitter of its pauses comes from `rng`.
+
+        Raises EnvironmentFault, SinkError when a sink cannot be used from here: an extra, a variable is missing.
+        """
         self.ownership = ownership
         self.plan = plan
         self.hand = Hand()
@@ -96,7 +106,7 @@ class Worker:
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
                 self._links,
-                random.Random(),
+                rng or random.Random(),
                 self.seen,
             )
             for stage in plan.stages

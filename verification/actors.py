@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from leader.round import Round
 from leader.wiring import make_round
@@ -19,18 +19,10 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
-from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import Feed, FeedAddress, Lane
 from stages.worker import Worker as StageWorker
 from verification.world import JOB, Actor, World
-
-_PATIENCE: Final = Patience(sleep=lambda _: None)
-
-
-def _stopped() -> float:
-    """A clock by which no slice is ever over, so that steps are the same in every run."""
-    return 0.0
 
 
 class Submitter(Actor):
@@ -140,10 +132,15 @@ class Leader(Actor):
 
     def start(self, world: World, scripts: Scripts) -> None:
         name = f"{self.name}.{self.lives}"
-        self._round: Round = make_round(scripts, name, random.Random(name), _stopped)
+        self._round: Round = make_round(scripts, name, random.Random(name), world.clock)
 
     def after_death(self, world: World) -> None:
         world.let_lease_pass()
+
+    @property
+    def faults(self) -> list[str]:
+        """What duties fail with now."""
+        return self._round.faults
 
     def step(self, world: World) -> None:
         self._rounds += 1
@@ -186,24 +183,32 @@ class Worker(Actor):
             return
         if self._worker is None:
             ownership = Ownership(self._scripts, JOB, self.name, self._incarnation)
-            self._worker = StageWorker(ownership, world.plan, world.graph, _stopped)
+            self._worker = StageWorker(
+                ownership, world.plan, world.graph, world.clock, random.Random(self._incarnation)
+            )
         try:
-            self._beat(self._worker)
+            if not self._beats(self._worker, world.clock()):
+                self.is_done = True
+                return
             if self._rounds not in self._away:
-                self._serve(self._worker)
+                self._serve(world, self._worker)
         except UnknownJob:
             pass
         if world.has_ended:
             self._worker.close()
             self.is_done = True
 
-    def _beat(self, worker: StageWorker) -> None:
-        worker.ownership.heartbeat(json.dumps({**worker.hand.report(0.0), "stopping": False}))
+    def _beats(self, worker: StageWorker, now: float) -> bool:
+        """False when a newer process has this one's name, so that this one must end."""
+        report = {**worker.hand.report(now), "stopping": False}
+        return worker.ownership.heartbeat(json.dumps(report)) is not None
 
-    def _serve(self, worker: StageWorker) -> None:
+    def _serve(self, world: World, worker: StageWorker) -> None:
         for place in worker.look():
             worker.work(*place)
         for place in worker.places:
+            if not world.may_hold(keys.queue(JOB, *place)):
+                continue
             with translated():  # what Celery's consumer does
                 ticket = worker.ownership.scripts.client.rpop(keys.queue(JOB, *place))
             if ticket is not None:
@@ -337,13 +342,19 @@ class LetterClerk(Actor):
                 return
             store.edit(store.get(id_), value)
             store.replay(store.get(id_))
-        except LetterError:
-            pass  # a lost answer: it is gone already
+        except (LetterError, InboxFull):
+            pass  # a lost answer: it is gone already; or it waits
 
 
 def _feed(world: World, scripts: Scripts) -> Feed:
-    """Feeds the source `in`. A full inbox is an error at once."""
-    return Feed(scripts, FeedAddress(world.url, JOB, "in", 0.0), world.plan, world.jobs.read(JOB).run, _PATIENCE)
+    """Feeds the source `in`."""
+    return Feed(
+        scripts,
+        FeedAddress(world.url, JOB, "in", world.full_timeout_seconds),
+        world.plan,
+        world.jobs.read(JOB).run,
+        world.patience,
+    )
 
 
 class Outside(Actor):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Final
 
 import msgspec
@@ -21,10 +17,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pipeline.embedded.process import die_with_parent
+from verification.exhaustive.command import searched
 from verification.points import Variant
 from verification.scenarios import SCENARIOS
 from verification.shard import Piece, Work
+from verification.shares import Shares
+from verification.simulation.command import simulated
 
 PASSED, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
@@ -57,55 +55,11 @@ class Row:
         self.failures += piece.failures
 
 
-class Shares:
-    """The processes that run a share each. None of them outlives this process."""
-
-    def __init__(self, works: Sequence[Work]) -> None:
-        self._pieces: SimpleQueue[Piece | int] = SimpleQueue()
-        argv = [sys.executable, "-P", "-m", "verification.shard"]
-        arm = die_with_parent(signal.SIGTERM)
-        self._children = [
-            subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=arm) for _ in works
-        ]
-        for child, work in zip(self._children, works, strict=True):
-            threading.Thread(target=self._listen, args=(child, work), daemon=True).start()
-
-    def _listen(self, child: subprocess.Popen[bytes], work: Work) -> None:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(msgspec.json.encode(work))
-        child.stdin.close()
-        for line in child.stdout:
-            self._pieces.put(msgspec.json.decode(line, type=Piece))
-        self._pieces.put(child.wait())
-
-    def pieces(self) -> list[Piece] | None:
-        """What has come since the last call, after a wait for something; None when all processes have ended.
-
-        Raises ChildProcessError when one of them has not ended well.
-        """
-        found: list[Piece] = []
-        while not found and self._children:
-            got = self._pieces.get()
-            if isinstance(got, Piece):
-                found.append(got)
-                continue
-            if got != 0:
-                raise ChildProcessError(f"a process of the verification has ended with code {got}")
-            self._children.pop()
-        return found or None
-
-    def stop(self) -> None:
-        for child in self._children:
-            if child.poll() is None:
-                child.terminate()
-
-
 def verify(names: Sequence[str], processes: int, *, is_quick: bool, console: Console) -> list[Row]:
     """Runs all and returns the matrix, a row for each scenario. Raises ChildProcessError."""
     rows = {name: Row(name) for name in names}
     works = [Work(index, processes, tuple(names), is_quick) for index in range(processes)]
-    shares = Shares(works)
+    shares = Shares("verification.shard", works, Piece)
     told_at = time.monotonic()
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -146,11 +100,18 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options.add_argument("--scenario", action="append", default=[])
     options.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options.add_argument("--json", action="store_true")
+    options.add_argument("--exhaustive", action="store_true")
+    options.add_argument("--seeds", type=int)
+    options.add_argument("--seed", type=int)
     return options.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     asked = _arguments(arguments)
+    if asked.exhaustive:
+        return searched(as_json=asked.json)
+    if asked.seeds is not None or asked.seed is not None:
+        return simulated(asked.seeds, asked.seed, max(1, asked.processes), as_json=asked.json)
     known = [scenario.name for scenario in SCENARIOS]
     names = [name for name in known if not asked.scenario or any(part in name for part in asked.scenario)]
     if not names:

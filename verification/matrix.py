@@ -60,7 +60,7 @@ class Bench:
                 return Failure(scenario.name, plan, world.points.sent, str(error))
         if seen == expected:
             return None
-        return Failure(scenario.name, plan, world.points.sent, _difference(expected, seen))
+        return Failure(scenario.name, plan, world.points.sent, difference(expected, seen))
 
     def try_scripts(self, scenario: Scenario) -> ScriptTally:
         """Every failure inside every script that a run without a fault calls. Raises Stalled."""
@@ -100,7 +100,7 @@ def pair_plans(sent: Sequence[str]) -> Iterator[dict[int, Variant]]:
                 yield {one: first, other: second}
 
 
-def _difference(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
+def difference(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
     parts = []
     for name in sorted({*expected, *seen}):
         if expected.get(name) != seen.get(name):

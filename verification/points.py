@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from typing import Any, Final
 
@@ -95,6 +97,13 @@ def teach_all(client: Any) -> None:
     server = Scripts(client).meet()
     for name in sorted(SCRIPTS - {"prelude"}):
         _NAMES[client.script_load(source(name, server))] = name
+
+
+@cache
+def script_names(server: str) -> Mapping[str, str]:
+    """SHA-1 of the text that a script has on this run of a server -> its name."""
+    texts = {name: source(name, server) for name in SCRIPTS - {"prelude"}}
+    return {hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): name for name, text in texts.items()}
 
 
 def _watched(connection_class: Any, life: Life) -> Any:

@@ -31,12 +31,12 @@ from verification.actors import (
 )
 from verification.world import Scenario, World
 
-_LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
+LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
 _SMALL: Final = Limits(lease_seconds=60.0)
 _NARROW: Final = Limits(lease_seconds=60.0, inbox_records=4)
 
 
-def _words(_: Path) -> Pipeline:
+def words(_: Path) -> Pipeline:
     """Lines -> words -> a running count of each word; the second stage holds state."""
     flow = Pipeline("verified")
     words = flow.source(read.producer(), name="in").flat_map(str.split, name="words")
@@ -46,7 +46,7 @@ def _words(_: Path) -> Pipeline:
     return flow
 
 
-def _numbers(_: Path) -> Pipeline:
+def numbers(_: Path) -> Pipeline:
     """[key, number], which must come as 1, 2, 3, ... for each key."""
     flow = Pipeline("verified")
     pairs = flow.source(read.producer(), name="in").key_by(lambda pair: pair[0], name="by_key")
@@ -77,7 +77,7 @@ class _Alarm(KeyedOperator):
         return Emitted([state[key] for key in keys], list(range(len(keys))))
 
 
-def _timers(_: Path) -> Pipeline:
+def timers(_: Path) -> Pipeline:
     flow = Pipeline("verified")
     words = flow.source(read.producer(), name="in").flat_map(str.split, name="words")
     words.key_by(lambda word: word, name="by_word").process(_Alarm(), name="alarm").sink(
@@ -86,7 +86,7 @@ def _timers(_: Path) -> Pipeline:
     return flow
 
 
-def _fragile(_: Path) -> Pipeline:
+def fragile(_: Path) -> Pipeline:
     """Numbers of which some cannot be handled."""
     flow = Pipeline("verified")
     keyed = flow.source(read.producer(), name="in").key_by(lambda value: abs(value) % 3, name="by_rest")
@@ -169,7 +169,7 @@ def _sink_of(world: World) -> SinkSpec:
     return next(node.spec for node in world.graph.nodes if isinstance(node, Sink))
 
 
-def _sequence(keys: str, each: int) -> list[list[Any]]:
+def sequence(keys: str, each: int) -> list[list[Any]]:
     return [[key, number] for number in range(1, each + 1) for key in keys]
 
 
@@ -178,7 +178,7 @@ _WITH_SQL: Final[Sequence[Scenario]] = (
         Scenario(
             "rows in a database, in one transaction with their position",
             _tabled,
-            lambda: (Submitter(), Source([_LINES[:2]]), Leader(), Worker(), Outside(_rows)),
+            lambda: (Submitter(), Source([LINES[:2]]), Leader(), Worker(), Outside(_rows)),
             partitions=1,
             limits=_SMALL,
         ),
@@ -191,58 +191,58 @@ _WITH_SQL: Final[Sequence[Scenario]] = (
 SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
         "append by a producer",
-        _numbers,
-        lambda: (Submitter(), Producer(_sequence("a", 4), by=2), Leader(), Worker()),
+        numbers,
+        lambda: (Submitter(), Producer(sequence("a", 4), by=2), Leader(), Worker()),
         partitions=1,
         limits=_SMALL,
         has_pairs=True,
     ),
     Scenario(
         "append by a producer without a name, with ids",
-        _numbers,
-        lambda: (Submitter(), Producer(_sequence("a", 4), by=2, has_ids=True), Leader(), Worker()),
+        numbers,
+        lambda: (Submitter(), Producer(sequence("a", 4), by=2, has_ids=True), Leader(), Worker()),
         partitions=1,
         limits=_SMALL,
         has_pairs=True,
     ),
     Scenario(
         "source splits with positions",
-        _words,
-        lambda: (Submitter(), Source([_LINES[:3], _LINES[3:]], by=2, seeks=True), Leader(), Worker()),
+        words,
+        lambda: (Submitter(), Source([LINES[:3], LINES[3:]], by=2, seeks=True), Leader(), Worker()),
         limits=_SMALL,
     ),
     Scenario(
         "commit with state and outputs",
-        _words,
-        lambda: (Submitter(), Source([_LINES]), Leader(), Worker("w0"), Worker("w1"), Reader()),
+        words,
+        lambda: (Submitter(), Source([LINES]), Leader(), Worker("w0"), Worker("w1"), Reader()),
         limits=_SMALL,
     ),
     Scenario(
         "timers that fire at the end of the input",
-        _timers,
-        lambda: (Submitter(), Source([_LINES[:3]]), Leader(), Worker()),
+        timers,
+        lambda: (Submitter(), Source([LINES[:3]]), Leader(), Worker()),
         partitions=1,
         limits=_SMALL,
         has_pairs=True,
     ),
     Scenario(
         "inboxes that are full",
-        _words,
-        lambda: (Submitter(), Reader(), Source([_LINES], by=3), Leader(), Worker("w0"), Worker("w1")),
+        words,
+        lambda: (Submitter(), Reader(), Source([LINES], by=3), Leader(), Worker("w0"), Worker("w1")),
         limits=_NARROW,
     ),
     Scenario(
         "tickets lost, doubled and late",
-        _numbers,
-        lambda: (Submitter(), Source([_sequence("abc", 4)], by=3), Leader(), Postman(), Worker("w0"), Worker("w1")),
+        numbers,
+        lambda: (Submitter(), Source([sequence("abc", 4)], by=3), Leader(), Postman(), Worker("w0"), Worker("w1")),
         limits=_SMALL,
     ),
     Scenario(
         "take-over of partitions, from a live worker and a dead one",
-        _numbers,
+        numbers,
         lambda: (
             Submitter(),
-            Source([_sequence("abc", 8)], by=3),
+            Source([sequence("abc", 8)], by=3),
             Leader(),
             Worker("w0", away=range(6, 10)),
             Worker("w1", joins=5),
@@ -252,10 +252,10 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     ),
     Scenario(
         "change of leaders",
-        _numbers,
+        numbers,
         lambda: (
             Submitter(),
-            Source([_sequence("ab", 8)], by=2),
+            Source([sequence("ab", 8)], by=2),
             Leader("leader-1", away=range(3, 6)),
             Leader("leader-2", away=range(7, 9)),
             Worker(),
@@ -265,7 +265,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     ),
     Scenario(
         "dead letters, mended and replayed",
-        _fragile,
+        fragile,
         lambda: (
             Submitter(),
             Producer([1, -2, 3, 4, -5, 6, -7, 8], by=3, drains=False),
@@ -293,14 +293,14 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
         "calls of a service, under keys that stay",
         _called,
-        lambda: (Submitter(), Source([_LINES[:3]], by=2), Leader(), Worker(), Outside(_requests)),
+        lambda: (Submitter(), Source([LINES[:3]], by=2), Leader(), Worker(), Outside(_requests)),
         partitions=1,
         limits=_SMALL,
     ),
     Scenario(
         "finish, publish and remove",
         _filed,
-        lambda: (Submitter(), Source([_LINES]), Leader(), Worker(), Publisher(removes=True)),
+        lambda: (Submitter(), Source([LINES]), Leader(), Worker(), Publisher(removes=True)),
         partitions=1,
         limits=_SMALL,
         shows_removal=True,

@@ -21,6 +21,7 @@ from pipeline.sinks.places import target_path
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.jobs import JobStore
+from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
 from verification.points import Crash, Life, Points, Variant, scripts_of
 
@@ -99,6 +100,8 @@ class World:
         self.jobs = JobStore(Scripts(self.client))
         self.agent = AgentLink(Scripts(self.client), JOB)
         self.actors = list(scenario.actors())
+        self.patience = Patience(sleep=lambda _: None)
+        self.full_timeout_seconds: float | None = 0.0  # a full inbox is an error at once
         self.kept: dict[str, Any] = {}
         """What actors have handed to the outside world: it outlives them."""
 
@@ -131,6 +134,10 @@ class World:
         except CeleriacError as error:
             raise Stalled(f"{actor.name} fails: {type(error).__name__}: {error}") from error
 
+    def clock(self) -> float:
+        """Seconds, for actors. Here no slice is ever over, so that steps are the same in every run."""
+        return 0.0
+
     # what actors ask of it; no crash points of theirs
 
     def state(self) -> JobState | None:
@@ -139,6 +146,10 @@ class World:
             return self.jobs.state(JOB)
         except UnknownJob:
             return None
+
+    def may_hold(self, queue: str) -> bool:
+        """False when a consumer that waits at this queue would be given nothing."""
+        return True
 
     @property
     def has_ended(self) -> bool:

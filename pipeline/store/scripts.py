@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from os import getpid
 from time import monotonic
@@ -33,7 +34,12 @@ _RUN_ID: Final = re.compile(rb"^run_id:([0-9A-Za-z]+)\r?$", re.MULTILINE)
 
 def source(name: str, server: str = "") -> str:
     """The text that Redis runs for a script, on the run of the server with that id."""
-    return f"local server = '{server}'\n" + _PRELUDE + (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+    return f"local server = '{server}'\n" + _PRELUDE + _body(name)
+
+
+@cache
+def _body(name: str) -> str:
+    return (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
 
 
 class Scripts:

@@ -17,6 +17,7 @@ from pipeline.store import keys
 from pipeline.store.commits import Output, Refusal, Refused, Target, Write
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore, check_permissions
+from pipeline.store.losses import LossStore
 from pipeline.store.scripts import Scripts
 from tests.runtime.harness import FlakyScripts, Moment
 
@@ -399,3 +400,20 @@ def test_a_job_that_runs_on_meanwhile_is_not_removed(bench: Bench) -> None:
         JobStore(Interrupting(bench.client, 1, run_on)).remove("j")
 
     assert bench.jobs.state("j") is JobState.RUNNING
+
+
+def test_a_change_of_state_is_never_from_before_the_last_one(bench: Bench) -> None:
+    """Whoever has seen a later instant would take the change for lost, when a clock was set back."""
+    later = bench.jobs.read("j").changed_at_ms + 60_000
+    bench.client.hset(keys.job("j"), "now", later)
+
+    bench.jobs.transition("j", JobState.DRAINING)
+    assert bench.jobs.read("j").changed_at_ms == later
+
+    losses = LossStore(Scripts(bench.client), "j")
+    losses.report(bench.jobs.read("j").run, ["something is missing"])
+    assert bench.jobs.read("j").state is JobState.FAILED
+    assert bench.jobs.read("j").changed_at_ms >= later
+
+    losses.accept(bench.jobs.read("j"))
+    assert bench.jobs.read("j").changed_at_ms >= later

@@ -53,6 +53,6 @@ for i = 1, #visits, 2 do
 end
 local state = j[5] == 'draining' and 'draining' or 'running'
 call('HSET', job, 'generation', generation, 'run_id', server, 'accepted', j[4])
-enter(job, state, '', time)
+enter(job, state, '')
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', state)
 return {1, generation, state}

@@ -13,7 +13,7 @@ local key = foreign(wanted)
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local made = now(KEYS[1])
 call('HSET', KEYS[1], 'plan', ARGV[2], 'made_at', int(made), 'generation', '0', 'table', '1', 'run_id', ARGV[3], 'gate', 'open')
-enter(KEYS[1], 'running', '', made)
+enter(KEYS[1], 'running', '')
 call('ZADD', KEYS[2], int(made), ARGV[1])
 for i = 5, #KEYS do call('HSET', KEYS[i], 'pos', '1-0', 'rec', '0', 'head', '0', 'sub', '0', 'bytes', '0', 'term', '0') end
 call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'kind', 'Created')

@@ -11,12 +11,10 @@ for line in string.gmatch(lines, '[^\n]+') do
 end
 if count >= 100 then return {0} end
 if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[2]) end
-local time, ahead = now(KEYS[1])
 call('HDEL', KEYS[1], 'lost')
-keep_time(KEYS[1], time, ahead)
 call('HSET', KEYS[1], 'lost', lines == '' and ARGV[2] or lines .. '\n' .. ARGV[2])
 if j[1] == 'running' or j[1] == 'draining' or j[1] == 'publishing' then
-  enter(KEYS[1], 'failed', 'Redis has lost its last writes: ' .. ARGV[2], time)
+  enter(KEYS[1], 'failed', 'Redis has lost its last writes: ' .. ARGV[2])
   call('HSET', KEYS[1], 'halted', j[1])
   call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', 'failed')
 elseif j[1] == 'failed' and lines ~= '' and count < 10 then

@@ -201,8 +201,10 @@ local function end_ownerships(metas, outs, assignment, elapsed)
   for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end
 end
 
--- Puts a job into a state and writes it down; the newest 50 changes stay. Begins with a command that shrinks.
-local function enter(job, state, reason, time)
+-- Puts a job into a state and writes it down; the newest 50 changes stay. Begins with a command that shrinks. By the job's
+-- clock no change is earlier than the one before: who remembers more would take it for lost.
+local function enter(job, state, reason)
+  local time, ahead = now(job)
   local lines = {}
   for line in string.gmatch(call('HGET', job, 'history') or '', '[^\n]+') do lines[#lines + 1] = line end
   local short = string.gsub(reason, '%s+', ' ')
@@ -210,5 +212,6 @@ local function enter(job, state, reason, time)
   lines[#lines + 1] = int(time) .. ' ' .. state .. ' ' .. short
   while #lines > 50 do table.remove(lines, 1) end
   call('HDEL', job, 'reason')
+  keep_time(job, time, ahead)
   call('HSET', job, 'state', state, 'reason', reason, 'changed_at', int(time), 'history', table.concat(lines, '\n'))
 end

@@ -10,8 +10,6 @@ if ARGV[3] ~= '' and not leads(KEYS[3], ARGV[3]) then return {-1} end
 local allowed = false
 for i = 4, #ARGV do allowed = allowed or ARGV[i] == state end
 if not allowed then return {0, state} end
-local time, ahead = now(KEYS[1])
-enter(KEYS[1], ARGV[1], ARGV[2], time)
-keep_time(KEYS[1], time, ahead)
+enter(KEYS[1], ARGV[1], ARGV[2])
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', ARGV[1])
 return {1}

@@ -1,0 +1,132 @@
+"""The stream commands of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from verification.model.keyspace import (
+    FIRST,
+    LAST,
+    NODE_ENTRIES,
+    Id,
+    Keyspace,
+    NotModelled,
+    Refusal,
+    Stream,
+    read_id,
+    write_id,
+)
+
+Args: TypeAlias = list[bytes]
+
+
+def _xadd(keyspace: Keyspace, args: Args) -> bytes:
+    key, rest = args[0], args[1:]
+    bound = None
+    if rest[0].upper() == b"MAXLEN":
+        about = rest[1] == b"~"
+        bound, rest = (about, int(rest[1 + about])), rest[2 + about :]
+    at, fields = rest[0], rest[1:]
+    if not fields or len(fields) % 2:
+        raise Refusal("ERR wrong number of arguments for 'xadd' command")
+    known = keyspace.get(key, Stream)
+    stream = known if known is not None else Stream()
+    id_ = stream.next_id(keyspace.milliseconds) if at == b"*" else read_id(at)
+    stream.add(id_, fields)
+    keyspace.keys[key] = stream
+    if bound is not None:
+        _trim_to(stream, *bound)
+    return write_id(id_)
+
+
+def _trim_to(stream: Stream, about: bool, most: int) -> int:
+    surplus = max(0, len(stream.ids) - most)
+    return stream.cut(surplus - surplus % NODE_ENTRIES if about else surplus)
+
+
+def _xtrim(keyspace: Keyspace, args: Args) -> int:
+    stream: Stream | None = keyspace.get(args[0], Stream)
+    if stream is None:
+        return 0
+    match args[1].upper(), args[2:]:
+        case b"MINID", [at]:
+            return stream.cut(stream.between(read_id(at), LAST)[0])
+        case b"MAXLEN", [most]:
+            return _trim_to(stream, False, int(most))
+    raise NotModelled(f"XTRIM {args[1:]}")
+
+
+def _xdel(keyspace: Keyspace, args: Args) -> int:
+    ids = [read_id(at) for at in args[1:]]
+    stream = keyspace.get(args[0], Stream)
+    return 0 if stream is None else sum(map(stream.delete, ids))
+
+
+def _xlen(keyspace: Keyspace, args: Args) -> int:
+    stream = keyspace.get(args[0], Stream)
+    return 0 if stream is None else len(stream.ids)
+
+
+def _bound(text: bytes, missing: int, step: int) -> Id:
+    """One end of a range, which `(` leaves out. `step`: the direction in which the range lies."""
+    if text in (b"-", b"+"):
+        return FIRST if text == b"-" else LAST
+    if text[:1] != b"(":
+        return read_id(text, missing)
+    at = read_id(text[1:], missing)
+    if at == (LAST if step > 0 else FIRST):
+        raise Refusal(f"ERR invalid {'start' if step > 0 else 'end'} ID for the interval")
+    if step > 0:
+        return (at[0], at[1] + 1) if at[1] < LAST[1] else (at[0] + 1, 0)
+    return (at[0], at[1] - 1) if at[1] else (at[0] - 1, LAST[1])
+
+
+def _xrange(keyspace: Keyspace, args: Args) -> list[Any]:
+    first, last = _bound(args[1], 0, 1), _bound(args[2], LAST[1], -1)
+    return _page(keyspace.get(args[0], Stream), first, last, _count(args[3:]))
+
+
+def _xrevrange(keyspace: Keyspace, args: Args) -> list[Any]:
+    first, last = _bound(args[2], 0, 1), _bound(args[1], LAST[1], -1)
+    found = _page(keyspace.get(args[0], Stream), first, last, None)[::-1]
+    return found[: _count(args[3:])]
+
+
+def _count(options: Args) -> int | None:
+    if not options:
+        return None
+    if options[0].upper() != b"COUNT" or len(options) != 2:
+        raise NotModelled(f"a range with {options}")
+    return max(0, int(options[1]))
+
+
+def _page(stream: Stream | None, first: Id, last: Id, count: int | None) -> list[Any]:
+    if stream is None:
+        return []
+    start, stop = stream.between(first, last)
+    if count is not None:
+        stop = min(stop, start + count)
+    return [[write_id(stream.ids[at]), stream.fields[at]] for at in range(start, stop)]
+
+
+def _xread(keyspace: Keyspace, args: Args) -> list[Any] | None:
+    """Never waits: whoever would, asks again."""
+    options = {name.upper(): at for at, name in enumerate(args)}
+    names = args[options[b"STREAMS"] + 1 :]
+    count = int(args[options[b"COUNT"] + 1]) if b"COUNT" in options else None
+    found = []
+    for key, after in zip(names[: len(names) // 2], names[len(names) // 2 :], strict=True):
+        stream = keyspace.get(key, Stream)
+        if stream is None or after == b"$":
+            continue
+        rows = _page(stream, _bound(b"(" + after, 0, 1), LAST, count)
+        if rows:
+            found.append([key, rows])
+    return found or None
+
+
+STREAM_COMMANDS: Final[dict[bytes, Callable[[Keyspace, Args], Any]]] = {
+    b"XADD": _xadd, b"XTRIM": _xtrim, b"XDEL": _xdel, b"XLEN": _xlen, b"XRANGE": _xrange, b"XREVRANGE": _xrevrange,
+    b"XREAD": _xread,
+}  # fmt: skip
