@@ -10,7 +10,6 @@ from pipeline.store import scripts as store_scripts
 from tests.guards.catalog import GUARDS, Guard
 from verification import points
 
-
 MORE = (
     Guard(
         "number of a sender that comes back",
