@@ -18,13 +18,6 @@ MORE = (
         "call('HSET', log, id, '0',",
     ),
     Guard("ids that were seen", "append", "if seen[digest] or (score and", "if false and (score and"),
-    Guard(
-        "letter that is there",
-        "replay",
-        "if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end",
-        "",
-    ),
-    Guard("clock that was set back", "transition", "math.max(now(KEYS[1]), tonumber(j[3] or 0))", "now(KEYS[1])"),
 )
 """Guards that other tests take out in other ways."""
 

@@ -15,32 +15,29 @@ from tests.simulation.guards import without
 from verification.simulation import seeds as seeds_module
 from verification.simulation.fates import Fate
 from verification.simulation.plots import PLOTS
-from verification.simulation.seeds import simulate
+from verification.simulation.seeds import expected_of, simulate
 from verification.simulation.shard import SeedWork, pieces
 
 ROOT = Path(__file__).parents[2]
 CI_SEEDS = 1_000
 """As many as `.ci/run` simulates; a guard that is missing must be noticed among them."""
 
-BITTEN = {"token": 6, "position": 128, "sequence": 7}
+BITTEN = {
+    "token": 6,
+    "position": 128,
+    "sequence": 7,
+    "trim bound": 5,
+    "ids that were seen": 3,
+    "number of a sender that comes back": 2,
+}
 """Guard -> a seed of those in CI that fails without it. When chance is drawn in another way another one does."""
 
-# Seeds that have found a fault of the product, which has been mended since.
-FOUND = {
-    1: "a clock of Redis that was set back halted the job, as if its last writes had been lost",
-}
 
-
-@pytest.mark.parametrize("seed", range(1, 61))
+@pytest.mark.parametrize("seed", range(1, 41))
 def test_a_simulated_job_ends_as_without_faults(seed: int) -> None:
     outcome = simulate(seed)
 
     assert outcome.failure == "", "\n".join(outcome.trace.told(40))
-
-
-@pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
-def test_what_a_seed_has_found_stays_mended(seed: int) -> None:
-    assert simulate(seed).failure == ""
 
 
 def test_a_seed_repeats_itself_byte_for_byte() -> None:
@@ -72,7 +69,7 @@ def test_a_seed_is_the_same_in_processes_that_hash_differently() -> None:
 
 
 def test_among_the_seeds_are_all_jobs_and_all_kinds_of_faults() -> None:
-    outcomes = [simulate(seed) for seed in range(61, 141)]
+    outcomes = [simulate(seed) for seed in range(41, 81)]
 
     text = "\n".join(line for outcome in outcomes for line in outcome.trace.lines())
     assert {outcome.plot for outcome in outcomes} == {plot.name for plot in PLOTS}
@@ -85,6 +82,8 @@ def test_among_the_seeds_are_all_jobs_and_all_kinds_of_faults() -> None:
 def test_without_a_guard_some_seed_of_those_in_ci_fails(
     guard: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for plot in PLOTS:
+        expected_of(plot)  # by the scripts as they are
     without(guard, monkeypatch)
 
     assert any(simulate(seed).failure for seed in (first, *range(1, CI_SEEDS + 1)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from pipeline.store import keys
-from verification.simulation.fates import MILLISECOND, SECOND
-from verification.world import JOB
-
-if TYPE_CHECKING:
-    from verification.simulation.world import SimulatedWorld
+from verification.simulation.fates import MILLISECOND, SECOND, Fates
+from verification.simulation.timeline import Timeline
+from verification.simulation.trace import Trace
 
 _NAME: Final = "postman"
 
@@ -17,27 +15,26 @@ _NAME: Final = "postman"
 class Postman:
     """Looks at a queue now and then while there are faults, and does something to its ticket."""
 
-    def __init__(self, world: SimulatedWorld) -> None:
-        self._world = world
+    def __init__(self, client: Any, queues: Sequence[str], fates: Fates, timeline: Timeline, trace: Trace) -> None:
+        self._client = client
+        self._queues = queues
+        self._fates = fates
+        self._timeline = timeline
+        self._trace = trace
 
     def run(self) -> None:
-        fates, timeline = self._world.fates, self._world.timeline
-        places = self._world.plan.partitions()
-        while timeline.now < fates.until:
-            timeline.sleep(fates.rng.randint(MILLISECOND, 200 * MILLISECOND))
-            self._meddle(keys.queue(JOB, *fates.rng.choice(places)))
+        while self._timeline.now < self._fates.until:
+            self._timeline.sleep(self._fates.rng.randint(MILLISECOND, 200 * MILLISECOND))
+            self._meddle(self._fates.rng.choice(self._queues))
 
     def _meddle(self, queue: str) -> None:
-        world = self._world
-        ticket = world.client.rpop(queue)
+        ticket = self._client.rpop(queue)
         if ticket is None:
             return
-        what = world.fates.rng.choice(("lost", "doubled", "late"))
-        world.trace.befell(world.timeline.now, _NAME, f"a ticket of {queue} is {what}")
+        what = self._fates.rng.choice(("lost", "doubled", "late"))
+        self._trace.befell(self._timeline.now, _NAME, f"a ticket of {queue} is {what}")
         if what == "doubled":
-            world.client.lpush(queue, ticket, ticket)
+            self._client.lpush(queue, ticket, ticket)
         elif what == "late":
-            world.timeline.after(world.fates.rng.randint(MILLISECOND, 3 * SECOND), lambda: self._bring(queue, ticket))
-
-    def _bring(self, queue: str, ticket: bytes) -> None:
-        self._world.client.lpush(queue, ticket)
+            due = self._fates.rng.randint(MILLISECOND, 3 * SECOND)
+            self._timeline.after(due, lambda: self._client.lpush(queue, ticket))

@@ -155,7 +155,8 @@ class SimulatedWorld(World):
         for actor in self.actors:
             self._start(actor)
         if self.fates.has_postman:
-            self.timeline.start(Postman(self).run)
+            queues = [keys.queue(JOB, *place) for place in self.plan.partitions()]
+            self.timeline.start(Postman(self.client, queues, self.fates, self.timeline, self.trace).run)
         if self.fates.has_restarts:
             self.timeline.after(self.fates.rng.randint(1, 5 * SECOND), self._restart)
         if self.fates.has_clock_steps:
