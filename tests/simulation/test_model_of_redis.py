@@ -194,13 +194,15 @@ def test_errors_come_to_the_store_as_from_the_server() -> None:
 
 
 def _as_commands(keyspace: Any) -> list[list[Any]]:
-    """What makes this keyspace, which has hashes, streams and sorted sets only."""
+    """What makes this keyspace, which has no plain text."""
     made: list[list[Any]] = []
     for key, value in keyspace.keys.items():
         if hasattr(value, "ids"):
             made += [
                 ["XADD", key, f"{at[0]}-{at[1]}", *fields] for at, fields in zip(value.ids, value.fields, strict=True)
             ]
+        elif isinstance(value, list):
+            made.append(["RPUSH", key, *value])
         elif type(value) is dict:
             made.append(["HSET", key, *(part for pair in value.items() for part in pair)])
         else:

@@ -58,9 +58,10 @@ def _xtrim(keyspace: Keyspace, args: Args) -> int:
 
 
 def _xdel(keyspace: Keyspace, args: Args) -> int:
-    ids = [read_id(at) for at in args[1:]]
     stream = keyspace.get(args[0], Stream)
-    return 0 if stream is None else sum(map(stream.delete, ids))
+    if stream is None:
+        return 0  # the server does not even look at the ids then
+    return sum(map(stream.delete, [read_id(at) for at in args[1:]]))
 
 
 def _xlen(keyspace: Keyspace, args: Args) -> int:
