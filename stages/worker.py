@@ -20,6 +20,8 @@ from pipeline.losses import LOST
 from pipeline.plan import Plan
 from pipeline.programs.runners import Programs
 from pipeline.sinks.links import SinkLinks
+from pipeline.store import keys
+from pipeline.store.foreign import foreign_key
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership
@@ -101,6 +103,7 @@ class Worker:
             )
             for stage in plan.stages
         ]
+        self._places = frozenset(plan.partitions())
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
@@ -123,7 +126,8 @@ class Worker:
     def look(self) -> list[Place]:
         """Brings what is owned in line with the table; the places that need a slice without a ticket.
 
-        These are new, or their last slice was cut off, or their back-off is over. Raises StoreError.
+        These are new, or their last slice was cut off, or their back-off is over. A partition of which Redis holds
+        what we have not written fails the job. Raises StoreError.
         """
         rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
         for place, owner in list(self._owned.items()):
@@ -131,7 +135,10 @@ class Worker:
                 self._drop(place)
         for place, row in rows.items():
             if place not in self._owned:
-                self._acquire(row)
+                try:
+                    self._acquire(row)
+                except ForeignData as error:
+                    self._fail(place, error)
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
@@ -241,8 +248,7 @@ class Worker:
                 self._stale.add(place)
                 self._pause(place, owner)
             case SliceEnd.FOREIGN_KEY:
-                fault = ForeignData("a key of this job holds something else: another program writes to it")
-                return self._fail(place, fault)
+                return self._fail(place, foreign_key(owner.foreign))
             case SliceEnd.IDLE:
                 self._rotate(place)
             case SliceEnd.YIELDED:
@@ -314,6 +320,8 @@ class Worker:
         """Where the partition stands. None when it is not ours, or stands behind what this worker has committed there:
         then the job halts. Raises StoreError.
         """
+        if (row.stage, row.partition) not in self._places:
+            raise foreign_key(f"{keys.assignment(self.ownership.job)} {row.stage}.{row.partition}")
         acquired = self.ownership.acquire(row, held_groups(self.plan.stage(row.stage), row.partition))
         if acquired is None:
             return None

@@ -84,7 +84,7 @@ def translated() -> Iterator[None]:
 
 # A script hands on the error of a command within its own text: the code follows a dash or, on 6.2, the line number.
 _CODE = re.compile(
-    r"(?:^|\s-|@user_script:\s?\d+: )"
+    r"(?:^|\s-|@user_script:\s?\d+: |caused error: )"
     r"(READONLY|NOAUTH|WRONGPASS|NOPERM|LOADING|MASTERDOWN|BUSY|TRYAGAIN|CLUSTERDOWN|NOREPLICAS|MISCONF|WRONGTYPE)\b"
 )
 

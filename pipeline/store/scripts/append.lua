@@ -51,6 +51,10 @@ if #KEYS > 4 then
   end
 end
 
+if #skip > 0 then
+  local found = uncountable(meta, 'duplicate')
+  if found then return refusal(found) end
+end
 local watermark = ARGV[6] == '' and 'null' or ARGV[6]
 local header = '["D","' .. sender .. '",' .. int(first) .. ',' .. int(count) .. ',' .. watermark .. ',' .. j[3] .. ',['
   .. table.concat(skip, ',') .. ']]'

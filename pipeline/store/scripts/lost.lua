@@ -11,10 +11,11 @@ for line in string.gmatch(lines, '[^\n]+') do
 end
 if count >= 100 then return {0} end
 if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[2]) end
+local time = int(now(KEYS[1]))
 call('HDEL', KEYS[1], 'lost')
 call('HSET', KEYS[1], 'lost', lines == '' and ARGV[2] or lines .. '\n' .. ARGV[2])
 if j[1] == 'running' or j[1] == 'draining' or j[1] == 'publishing' then
-  call('HSET', KEYS[1], 'state', 'failed', 'reason', 'Redis has lost its last writes: ' .. ARGV[2], 'changed_at', int(now(KEYS[1])),
+  call('HSET', KEYS[1], 'state', 'failed', 'reason', 'Redis has lost its last writes: ' .. ARGV[2], 'changed_at', time,
     'halted', j[1])
   call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', 'failed')
 elseif j[1] == 'failed' and lines ~= '' and count < 10 then

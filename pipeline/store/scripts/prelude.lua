@@ -85,6 +85,35 @@ local function foreign(wanted)
   end
 end
 
+-- The first of `fields` of a hash that holds something else than a number, as a name for messages; `values` are what
+-- HMGET gave for them. Arithmetic on it would fail half-way.
+local function no_number(key, fields, values)
+  for i = 1, #fields do
+    if values[i] and (#values[i] > 17 or not string.match(values[i], '^%-?%d+$')) then return key .. ' ' .. fields[i] end
+  end
+end
+
+-- What keeps an entry from being put into a stream whose meta says that `head` records and `sub` entries behind them are
+-- in it: another program has added one of its own, so XADD would fail half-way.
+local function stranger(stream, head, sub)
+  if #call('XRANGE', stream, int(head + 1) .. '-' .. int(sub), '+', 'COUNT', 1) > 0 then return stream end
+end
+
+-- The same for fields that are still to be read.
+local function uncountable(key, ...)
+  return no_number(key, {...}, call('HMGET', key, ...))
+end
+
+-- Why `put` or `ring` would fail half-way, or nothing.
+local function unfit(inbox, meta)
+  local h = call('HMGET', meta, 'head', 'sub', 'bytes', 'queue', 'ticket')
+  local found = no_number(meta, {'head', 'sub', 'bytes'}, h)
+    or stranger(inbox, tonumber(h[1] or 0), tonumber(h[2] or 0))
+  return found or (h[4] and not h[5] and meta .. ' ticket')
+end
+
+local function refusal(found) return redis.error_reply('FOREIGN ' .. found) end
+
 -- True if one entry id stands in front of another.
 local function before(one, other)
   local a, b = string.match(one, '^(%d+)-(%d+)')
@@ -181,13 +210,14 @@ local function end_ownerships(metas, outs, assignment, elapsed)
     local m = call('HMGET', out, 'head', 'sub')
     ends[i] = int(tonumber(m[1] or 0) + 1) .. '-' .. (m[2] or '0')
   end
-  for i, meta in ipairs(metas) do found[i] = call('HMGET', meta, 'term', 'pos', 'rec', 'head', 'sub') end
+  for i, meta in ipairs(metas) do
+    local m = call('HMGET', meta, 'term', 'pos', 'rec', 'head', 'sub')
+    found[i] = {int(math.max(tonumber(m[1] or 0), elapsed)), m[2] .. '/' .. m[3], int(tonumber(m[4]) + 1) .. '-' .. m[5]}
+  end
   call('DEL', assignment)
   for i, meta in ipairs(metas) do
-    local m = found[i]
     call('HDEL', meta, 'token', 'owner', 'trying')
-    call('HSET', meta, 'term', int(math.max(tonumber(m[1] or 0), elapsed)), 'restored', m[2] .. '/' .. m[3],
-      'restored_end', int(tonumber(m[4]) + 1) .. '-' .. m[5])
+    call('HSET', meta, 'term', found[i][1], 'restored', found[i][2], 'restored_end', found[i][3])
   end
   for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end
 end

@@ -10,7 +10,8 @@ if ARGV[3] ~= '' and not leads(KEYS[3], ARGV[3]) then return {-1} end
 local allowed = false
 for i = 4, #ARGV do allowed = allowed or ARGV[i] == state end
 if not allowed then return {0, state} end
+local time = int(now(KEYS[1]))
 call('HDEL', KEYS[1], 'reason')
-call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'changed_at', int(now(KEYS[1])))
+call('HSET', KEYS[1], 'state', ARGV[1], 'reason', ARGV[2], 'changed_at', time)
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', ARGV[1])
 return {1}
