@@ -31,9 +31,16 @@ class _Columns(msgspec.Struct, array_like=True):
     faults: dict[int, str]
 
 
+def _no_extension(code: int, _data: memoryview) -> Any:
+    """We write none but times; what stood for one could not be a key either."""
+    raise ValueError(f"an extension of the type {code}")
+
+
 _encoder = msgspec.msgpack.Encoder()
-_columns = msgspec.msgpack.Decoder(_Columns)
-_anything = msgspec.msgpack.Decoder()
+_columns = msgspec.msgpack.Decoder(_Columns, ext_hook=_no_extension)
+_anything = msgspec.msgpack.Decoder(ext_hook=_no_extension)
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 # What msgspec raises for what it cannot encode: unknown types, integers over 64 bit, lone surrogates, deep nesting.
 _UNENCODABLE = (TypeError, OverflowError, ValueError, RecursionError, msgspec.MsgspecError)
@@ -63,7 +70,7 @@ def decode_batch(payload: bytes) -> Batch:
         raise DecodingError(f"a payload of an unknown version or codec; it begins with {payload[:2]!r}")
     try:
         columns = _columns.decode(memoryview(payload)[2:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise DecodingError(f"a payload cannot be read: {error}") from error
     keys = columns.keys
     count = len(columns.values)
@@ -115,7 +122,7 @@ def decode_value(data: bytes) -> Any:
     """Raises DecodingError."""
     try:
         return _anything.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise DecodingError(f"stored state cannot be read: {error}") from error
 
 

@@ -11,7 +11,7 @@
 --   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run
 --   -6 this run of the server is not adopted yet   -7 foreign, with the key, or the key and a field: something that no
 --   script of ours has written
--- The first write is an XTRIM or HDEL, which a Redis without memory lets through with all that follows.
+-- The first write is an HDEL or XTRIM, which a Redis without memory lets through with all that follows.
 -- Calls cost more than what they do: each key is read once, and written once.
 local inbox, meta, log, waiting, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit_records, limit_bytes, low = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
@@ -74,7 +74,6 @@ for i = 1, count do
   if key then return {-7, key} end
   out.head, out.sub, out.bytes = tonumber(out.m[1] or 0), tonumber(out.m[2] or 0), tonumber(out.m[3] or 0)
   if out.rings and not out.m[8] then return {-7, out[2] .. ' ticket'} end
-  if stranger(out[1], out.head, out.sub) then return {-7, out[1]} end
   out.readers = out.kind ~= 'out' or out.m[9]
   -- What only readers without a name have read may be trimmed, so it makes nothing full.
   if out.readers or (out.m[10] and not before(out.m[4] or '1-0', out.m[10])) then
@@ -90,6 +89,33 @@ for i = 1, count do
   end
   outs[i] = out
   at = out.at + 4 * out.n
+end
+
+-- Entries first: an id that another program has made impossible refuses the whole commit. The HDEL shrinks, and does nothing.
+if #outs > 0 then call('HDEL', meta, 'nothing') end
+local added = {}
+for _, out in ipairs(outs) do
+  local last = tonumber(out.last or 0)
+  for e = 0, out.n - 1 do
+    local kind, n, watermark, payload = unpack(ARGV, out.at + 4 * e, out.at + 4 * e + 3)
+    local id, answer = int(out.head + 1) .. '-' .. int(out.sub), nil
+    if kind == 'D' then
+      n = tonumber(n)
+      answer = redis.pcall('XADD', out[1], id, 'h', '["D","' .. sender .. '",' .. int(last + 1) .. ',' .. int(n) .. ','
+        .. watermark .. ',' .. j[2] .. ',[]]', 'd', payload)
+      last, out.head, out.sub, out.bytes = last + n, out.head + n, 0, out.bytes + #payload
+    else
+      answer = redis.pcall('XADD', out[1], id, 'h',
+        kind == 'W' and '["W","' .. sender .. '",' .. watermark .. ']' or '["E","' .. sender .. '"]')
+      out.sub = out.sub + 1
+    end
+    if type(answer) == 'table' then
+      for _, one in ipairs(added) do call('XDEL', one[1], one[2]) end
+      return {-7, out[1]}
+    end
+    added[#added + 1] = {out[1], id}
+  end
+  out.last = last
 end
 
 -- A commit of nothing only reads on.
@@ -114,21 +140,7 @@ for _, write in ipairs(writes) do
   end
 end
 for _, out in ipairs(outs) do
-  local last = tonumber(out.last or 0)
-  for e = 0, out.n - 1 do
-    local kind, n, watermark, payload = unpack(ARGV, out.at + 4 * e, out.at + 4 * e + 3)
-    local id = int(out.head + 1) .. '-' .. int(out.sub)
-    if kind == 'D' then
-      n = tonumber(n)
-      call('XADD', out[1], id, 'h', '["D","' .. sender .. '",' .. int(last + 1) .. ',' .. int(n) .. ',' .. watermark .. ','
-        .. j[2] .. ',[]]', 'd', payload)
-      last, out.head, out.sub, out.bytes = last + n, out.head + n, 0, out.bytes + #payload
-    else
-      call('XADD', out[1], id, 'h', kind == 'W' and '["W","' .. sender .. '",' .. watermark .. ']' or '["E","' .. sender .. '"]')
-      out.sub = out.sub + 1
-    end
-  end
-  call('HSET', out[3], sender, int(last))
+  call('HSET', out[3], sender, int(out.last))
   local fields = {'head', int(out.head), 'sub', int(out.sub), 'bytes', int(out.bytes)}
   if out.rings then
     fields[7], fields[8] = 'ring', '1'

@@ -93,23 +93,9 @@ local function no_number(key, fields, values)
   end
 end
 
--- What keeps an entry from being put into a stream whose meta says that `head` records and `sub` entries behind them are
--- in it: another program has added one of its own, so XADD would fail half-way.
-local function stranger(stream, head, sub)
-  if #call('XRANGE', stream, int(head + 1) .. '-' .. int(sub), '+', 'COUNT', 1) > 0 then return stream end
-end
-
 -- The same for fields that are still to be read.
 local function uncountable(key, ...)
   return no_number(key, {...}, call('HMGET', key, ...))
-end
-
--- Why `put` or `ring` would fail half-way, or nothing.
-local function unfit(inbox, meta)
-  local h = call('HMGET', meta, 'head', 'sub', 'bytes', 'queue', 'ticket')
-  local found = no_number(meta, {'head', 'sub', 'bytes'}, h)
-    or stranger(inbox, tonumber(h[1] or 0), tonumber(h[2] or 0))
-  return found or (h[4] and not h[5] and meta .. ' ticket')
 end
 
 local function refusal(found) return redis.error_reply('FOREIGN ' .. found) end
@@ -120,6 +106,24 @@ local function before(one, other)
   local c, d = string.match(other, '^(%d+)-(%d+)')
   a, b, c, d = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
   return a < c or (a == c and b < d)
+end
+
+-- What keeps an entry from being put into a stream whose meta says that `head` records, and `sub` entries behind them, are
+-- in it: another program has added one of its own, and be it gone since, so XADD would fail half-way. Copies two entries.
+local function stranger(stream, head, sub)
+  if call('EXISTS', stream) == 0 then return end
+  local info = call('XINFO', 'STREAM', stream)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' and not before(info[i + 1], int(head + 1) .. '-' .. int(sub)) then return stream end
+  end
+end
+
+-- Why `put` or `ring` would fail half-way, or nothing.
+local function unfit(inbox, meta)
+  local h = call('HMGET', meta, 'head', 'sub', 'bytes', 'queue', 'ticket')
+  local found = no_number(meta, {'head', 'sub', 'bytes'}, h)
+    or stranger(inbox, tonumber(h[1] or 0), tonumber(h[2] or 0))
+  return found or (h[4] and not h[5] and meta .. ' ticket')
 end
 
 -- Trims an output without named readers to its newest entries within the bounds; the last entry always stays, and so
