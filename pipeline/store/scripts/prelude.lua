@@ -175,6 +175,8 @@ local function settle(out, meta, waiting, name, at, limit_records, limit_bytes, 
   if slowest then
     for _, entry in ipairs(call('XRANGE', out, '-', '(' .. slowest)) do freed = freed + #(entry[2][4] or '') end
   end
+  local _, size = backlog(meta)
+  size = int(math.max(0, size - freed))
   call('HLEN', waiting)
   local time = call('TIME')
 
@@ -187,8 +189,7 @@ local function settle(out, meta, waiting, name, at, limit_records, limit_bytes, 
   end
   if held then call('HSET', meta, 'held', held) end
   if slowest then
-    local bytes = int(math.max(0, tonumber(call('HGET', meta, 'bytes') or 0) - freed))
-    call('HSET', meta, 'readers', int(named), 'pos', slowest, 'rec', '0', 'bytes', bytes)
+    call('HSET', meta, 'readers', int(named), 'pos', slowest, 'rec', '0', 'bytes', size)
   else
     call('HDEL', meta, 'readers')
     keep_newest(out, meta, limit_records, limit_bytes, held)
