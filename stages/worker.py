@@ -190,7 +190,9 @@ class Worker:
             self.hand.at[place] = (str(each.position), now, "taken")
         return [(each.stage, each.partition) for each, _ in taken]
 
-    def slice(self, stage: int, partition: int, deadline: float | None = None) -> SliceEnd | None:
+    def slice(
+        self, stage: int, partition: int, deadline: float | None = None, *, is_again: bool = False
+    ) -> SliceEnd | None:
         """One slice of a partition, also the last step over at `deadline`; None when it is not ours.
 
         Never raises what a ticket cannot handle.
@@ -206,7 +208,7 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
-            return self._run(place, owner, deadline)
+            return self._run(place, owner, deadline, is_again)
         except ForeignData as error:
             return self._fail(place, error)
         except StoreError as error:
@@ -214,7 +216,7 @@ class Worker:
         except CeleriacError as error:
             return self._fail(place, error)
 
-    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
+    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None, is_again: bool) -> SliceEnd:
         self._unserved.discard(place)
         self._paused.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
@@ -241,7 +243,10 @@ class Worker:
             case SliceEnd.STALE:
                 logger.info("what was known is out of date and is read anew: %s", self._named(place))
                 self._stale.add(place)
-                return self.slice(*place) or end
+                if is_again:  # what is read anew is out of date at once: that is not for this slice to mend
+                    self._unserved.add(place)
+                    return end
+                return self.slice(*place, is_again=True) or end
             case SliceEnd.STOPPED:
                 self._drop(place)
             case SliceEnd.BACKOFF:
@@ -367,8 +372,8 @@ class Worker:
         return SliceEnd.STALE
 
     def _fail(self, place: Place, error: CeleriacError) -> SliceEnd:
-        # A disk that refuses is no fault of the program: its place in the code would only hide the message.
-        trace = None if isinstance(error, SinkError) else error
+        # A disk that refuses, or what another program wrote, is no fault of ours: its place in the code would only hide the message.
+        trace = None if isinstance(error, SinkError | ForeignData) else error
         logger.error("the job fails: %s: %s", self._named(place), error, exc_info=trace)
         hint = f" ({error.hint})" if error.hint else ""
         try:

@@ -23,7 +23,10 @@ _UNREADABLE: Final = (
     DecodingError,
 )  # fmt: skip
 _SHOWN: Final = 80
-_ENTRY: Final = re.compile(r"\d{1,16}-\d{1,16}\Z")
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})\Z")
+"""As our scripts write one: they compare texts, so that no other form of a number is equal to it."""
+
+_ENTRY: Final = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})\Z")
 
 _NUMBERS: Final = (
     "head", "sub", "bytes", "rec", "term", "taken", "emitted", "filtered", "duplicate", "late", "dead", "held",
@@ -54,10 +57,9 @@ def integer(fields: Mapping[str, str], name: str, default: int | None = None) ->
         return default
     if value is None:
         raise ValueError(f"there is no field {name!r}")
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"the field {name!r} is {shown(value, _SHOWN)}, which is no number") from None
+    if not _NUMBER.match(value):
+        raise ValueError(f"the field {name!r} is {shown(value, _SHOWN)}, which is no number")
+    return int(value)
 
 
 def entry_id(text: str) -> str:
@@ -92,10 +94,12 @@ def suspects(client: Any, keys: Sequence[str]) -> str:
         try:
             if client.type(key) != b"hash":
                 continue
-            values = client.hmget(key, _NUMBERS)
+            values, place = client.hmget(key, _NUMBERS), client.hget(key, "pos")
         except RedisError:
             continue
+        if place is not None and not _ENTRY.match(place.decode("utf-8", "replace")):
+            found.append(f"the field 'pos' of {key} is {shown(place, _SHOWN)}, which is no id of an entry")
         for name, value in zip(_NUMBERS, values, strict=True):
-            if value is not None and not re.fullmatch(rb"-?\d+", value):
+            if value is not None and not _NUMBER.match(value.decode("utf-8", "replace")):
                 found.append(f"the field {name!r} of {key} is {shown(value, _SHOWN)}, which is no number")
     return "; ".join(found[:5])

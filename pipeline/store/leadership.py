@@ -42,7 +42,8 @@ class Leadership:
             case 1:
                 return Lease(answer[1].decode(), self._name, bool(answer[2]))
             case 0:
-                return Lease("", answer[1].decode(), False)
+                holder = answer[1] if len(answer) > 1 else b""  # the name is gone where another program has been
+                return Lease("", holder.decode("utf-8", "backslashreplace"), False)
             case _:
                 raise unknown_job(job)
 

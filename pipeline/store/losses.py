@@ -98,7 +98,8 @@ class LossStore:
             case -2:
                 raise JobStateError(f"the loss of job {job!r} was accepted by another command just now")
             case -3:
-                raise JobStateError(f"job {job!r} is {answer[1].decode()}: it goes on only when it has halted")
+                state = answer[1].decode("utf-8", "backslashreplace")
+                raise JobStateError(f"job {job!r} is {state}: it goes on only when it has halted")
         raise JobStateError(
             f"nothing is known to be lost of job {job!r}", hint="leave --accept-loss out: it only goes on after a loss"
         )

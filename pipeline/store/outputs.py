@@ -108,8 +108,9 @@ class OutputReader:
         with ours(self._keys[1]):
             self.position: str = answer[1].decode()
             _order(self.position)
-        self.is_new = bool(answer[2])
-        self._run, self._adopted, self._server = answer[3].decode(), answer[4], scripts.server
+        with ours(keys.job(job)):
+            self._run = answer[3].decode()
+        self.is_new, self._adopted, self._server = bool(answer[2]), answer[4], scripts.server
 
     def _compare(self) -> None:
         """Another run of the server answers: goes on if it has all that was read. Raises TailLost, JobRestored."""
@@ -207,7 +208,7 @@ class OutputReader:
         match answer[0]:
             case -1:
                 raise StaleReader(f"the reader {self._reader!r} of {self._sink!r} was removed, or had expired")
-            case -2 if not (is_repeated and answer[1].decode() == to):
+            case -2 if not (is_repeated and answer[1] == to.encode()):
                 raise StaleReader(
                     f"the reader {self._reader!r} of {self._sink!r} was moved by another process",
                     hint="give each process a reader of its own name",
@@ -248,7 +249,7 @@ def remove_reader(scripts: Scripts, job: str, sink: str, reader: str, limits: Li
 def remove_silent(scripts: Scripts, job: str, token: str, sink: str, limits: Limits) -> list[str] | None:
     """Takes out the readers that have expired and returns their names; None if `token` no longer leads the job."""
     answer = scripts.run("reap", [keys.leader(job), *_keys(job, sink)], [token, *_bounds(limits)])
-    return [name.decode() for name in answer[1]] if answer[0] == 1 else None
+    return [name.decode("utf-8", "backslashreplace") for name in answer[1]] if answer[0] == 1 else None
 
 
 def output_facts(sink: str, raw: Mapping[bytes, bytes], waiting: int, now_ms: int) -> OutputFacts:

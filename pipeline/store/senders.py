@@ -214,6 +214,7 @@ class Lane:
             number, _, position = stored.partition(b" ")
             self.position = msgspec.json.decode(position) if position else None
             self.position_at = int(number or 0)
+            of_run = run.decode()
         """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
         self._log = keys.log(job, stage, partition)
         self._keys = [
@@ -224,7 +225,7 @@ class Lane:
         ]
         self.visitor = f"{stage}.{partition} {self._id} {self.name}"
         """What it is among the visitors, if it is one."""
-        sender = Sender(job, run.decode(), source, self.name, self._id, self._epoch, self._log)
+        sender = Sender(job, of_run, source, self.name, self._id, self._epoch, self._log)
         self._standing = Standing(self._scripts, sender, self._patience)
 
     def append(
