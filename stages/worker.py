@@ -372,7 +372,7 @@ class Worker:
         return SliceEnd.STALE
 
     def _fail(self, place: Place, error: CeleriacError) -> SliceEnd:
-        # A disk that refuses, or what another program wrote, is no fault of ours: its place in the code would only hide the message.
+        # What a disk refuses, or another program wrote, is no fault of ours: its place in the code would hide it.
         trace = None if isinstance(error, SinkError | ForeignData) else error
         logger.error("the job fails: %s: %s", self._named(place), error, exc_info=trace)
         hint = f" ({error.hint})" if error.hint else ""

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from redis.exceptions import NoPermissionError, ResponseError
 
-from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
+from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
@@ -349,20 +348,3 @@ def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
 def _words(state: bytes) -> str:
     """What a job's state says, for a message: it may be none of ours."""
     return state.decode("utf-8", "backslashreplace")[:100]
-
-
-def check_permissions(client: Any) -> None:
-    """A dry call of a script, so that an ACL that forbids scripts or our keys is told at the start.
-
-    Raises UnsuitableServer, StoreError.
-    """
-    with translated():
-        try:
-            client.eval("redis.call('HDEL', KEYS[1], 'x') return 1", 1, keys.PREFIX + "probe")
-        except ResponseError as error:
-            if isinstance(error, NoPermissionError) or "NOPERM" in str(error) or "permissions" in str(error):
-                raise UnsuitableServer(
-                    f"this Redis user may not run our scripts: {error}",
-                    hint=f"ACL SETUSER … ~{keys.PREFIX}* +@all -@dangerous +info +config|get",
-                ) from error
-            raise

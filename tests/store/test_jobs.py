@@ -16,7 +16,8 @@ from pipeline.positions import START, Position
 from pipeline.store import keys
 from pipeline.store.commits import Output, Refusal, Refused, Target, Write
 from pipeline.store.connection import connect
-from pipeline.store.jobs import JobStore, check_permissions
+from pipeline.store.jobs import JobStore
+from pipeline.store.permissions import RULE, check_permissions
 from pipeline.store.scripts import Scripts
 from tests.runtime.harness import FlakyScripts, Moment
 
@@ -401,3 +402,39 @@ def test_a_job_that_runs_on_meanwhile_is_not_removed(bench: Bench) -> None:
         JobStore(Interrupting(bench.client, 1, run_on)).remove("j")
 
     assert bench.jobs.state("j") is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        (("~celeriac:*", "&*", "+@all", "-xadd"), "XADD"),
+        (("~celeriac:*", "&*", "+@all", "-hset", "-zadd"), "HSET, ZADD"),
+        (("~celeriac:*", "&*", "+@all", "-eval"), "EVAL"),
+        (("~celeriac:*", "&*", "+@all", "-evalsha"), "EVALSHA"),
+        (("~celeriac:*", "&*", "+@all", "-brpop"), "BRPOP"),
+        (("~celeriac:*", "&*", "+@all", "-info"), "INFO"),
+        (("~other:*", "&*", "+@all"), "the keys that begin with celeriac:"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_acl_that_is_too_narrow_is_told_with_the_commands_that_it_lacks(
+    bench: Bench, rules: tuple[str, ...], missing: str
+) -> None:
+    bench.client.execute_command("ACL", "SETUSER", "weak", "reset", "on", ">secret", *rules)
+    try:
+        url = bench.url.replace("unix://", "unix://weak:secret@")
+        with connect(url) as weak, pytest.raises(UnsuitableServer) as caught:
+            check_permissions(weak)
+    finally:
+        bench.client.execute_command("ACL", "DELUSER", "weak")
+
+    assert missing in str(caught.value)
+    assert "ACL SETUSER" in caught.value.hint
+
+
+def test_the_rule_of_the_hint_is_enough(bench: Bench) -> None:
+    rule = RULE.split(" … ")[1].split()
+    bench.client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", *rule)
+    with connect(bench.url.replace("unix://", "unix://narrow:secret@")) as narrow:
+        check_permissions(narrow)
+    bench.client.execute_command("ACL", "DELUSER", "narrow")
