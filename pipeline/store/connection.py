@@ -108,6 +108,11 @@ def _response_error(error: exceptions.ResponseError) -> StoreError:
             return UnsuitableServer(
                 f"Redis cannot write to its disk: {text}", hint="free disk space, then CONFIG SET or restart"
             )
+        case "" if "DB index" in text:
+            return UnsuitableServer(
+                f"this Redis has no database of that number: {text}",
+                hint="the address ends with it, as redis://host:6379/0",
+            )
         case "":
             return StoreError(f"Redis refused a command: {text}")
         case _:

@@ -87,8 +87,8 @@ def test_a_worker_outlives_whatever_its_program_writes(writers: Programs, data: 
 
 WORDS = st.sampled_from(
     [
-        "run", "status", "list", "cancel", "drain", "remove", "tail", "state", "readers", "dead-letters", "show", "drop",
-        "produce", "healthcheck", "--redis", "--json", "--job-id", "--workers", "--help", "--debug", "--", "-1",
+        "run", "status", "list", "cancel", "drain", "remove", "tail", "state", "readers", "dead-letters", "show",
+        "drop", "produce", "healthcheck", "--redis", "--json", "--job-id", "--workers", "--help", "--debug", "--", "-1",
         "0", "99999999999999999999", "redis://h:99999999", "nonsense", "no/such/file.py", "\x00", "é\ud800", "--all",
         "--operator", "a b", "../x", "--partitions", "NaN", "--reader", "1e9", "http://h",
     ]
