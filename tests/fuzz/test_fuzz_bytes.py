@@ -70,7 +70,7 @@ REAL_BATCHES = st.sampled_from(
 @example(payload=b"\x01\x02\x95\x91\x01\x91\x91\x80\xc0\xc0\x80")  # a dict inside a tuple
 @example(payload=b"\x01\x02\x95\x91\x01\x91" + b"\x91" * 900 + b"\xc0\xc0\xc0\x80")  # a key nested for long
 @example(payload=b"\x01\x01\x95\x91\x01\xc0\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xc0\x80")  # a time beyond all
-@tried(300)
+@tried(150)
 def test_a_payload_is_a_decoding_error_or_a_batch_that_can_be_worked_with(payload: bytes) -> None:
     try:
         batch = decode_batch(payload)
@@ -117,7 +117,7 @@ def taken(entries: list[Entry], limit: int) -> list[Any]:
 @given(header=HEADERS, payload=bent(REAL_BATCHES) | REAL_BATCHES | payloads(), limit=st.integers(1, 5))
 @example(header=b'["D","a",1,-5,null,1,[]]', payload=encode_batch(Batch(["a"])), limit=1)
 @example(header=b'["W","a",' + b"9" * 400 + b"]", payload=b"", limit=1)
-@tried(300)
+@tried(150)
 def test_a_poisoned_entry_is_set_apart_or_named_and_the_position_goes_on(
     header: bytes, payload: bytes, limit: int
 ) -> None:
@@ -179,7 +179,7 @@ STORED: dict[str, Callable[[bytes], Any]] = {
 @example(data=b"\x81\xa1a\x01")
 @example(data=b"op\0\xc7\x00\x00")  # an extension of another program
 @example(data=b"op\0\x92\x01\xcf\xff\xff\xff\xff\xff\xff\xff\xff")  # a timer that is never due
-@tried(60)
+@tried(40)
 def test_what_is_stored_is_a_typed_error_or_a_value_that_can_be_a_key_again(kind: str, data: bytes) -> None:
     found, why = outcome(lambda: STORED[kind](data), DecodingError, ForeignData)
     if why:
@@ -206,7 +206,7 @@ def test_what_is_stored_is_a_typed_error_or_a_value_that_can_be_a_key_again(kind
     id_="18446744073709551615-1",
     edited=b"",
 )  # fmt: skip
-@tried(100)
+@tried(40)
 def test_any_entry_among_the_dead_letters_can_be_shown(found: dict[bytes, bytes], id_: str, edited: bytes) -> None:
     letter = read_letter(id_, found, edited)
 
@@ -262,7 +262,7 @@ def test_the_real_plan_is_believed() -> None:
 @example(data=PLAN.encode().replace(b'"partitions":2', b'"partitions":1000000000000000'))
 @example(data=PLAN.encode().replace(b'"lease_seconds":2.0', b'"lease_seconds":1e999'))
 @example(data=PLAN.encode().replace(b'"exchanges":{"by":1}', b'"exchanges":{"by":7}'))
-@tried(200)
+@tried(120)
 def test_a_plan_is_a_decoding_error_or_one_whose_parts_fit_together(data: bytes) -> None:
     plan, why = outcome(lambda: Plan.decode(data), DecodingError)
     if why:

@@ -199,7 +199,7 @@ class FuzzedJob(LocalJob):
 
 
 @given(data=st.data())
-@tried(40, cost=100)
+@tried(25, cost=100)
 def test_a_field_that_another_program_has_changed_crashes_nobody_and_put_back_all_goes_on(
     redis_url: str, data: st.DataObject
 ) -> None:

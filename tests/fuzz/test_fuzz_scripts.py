@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(rb"-?\d+(-\d+)?\Z")
 _FLAGS: Final = (b"ring", b"closed", b"done", b"nothing")
 """Fields that are there or not, and are not counted with."""
 
-EACH: Final = 1 if EXAMPLES else 3
+EACH: Final = 1 if EXAMPLES else 6
 """Of so many calls of one script, one is tried: the first one of each script always."""
 
 
