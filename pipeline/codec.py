@@ -7,29 +7,40 @@ know apart arrive as the nearest of these (a tuple as a list, a dataclass as a d
 from __future__ import annotations
 
 import reprlib
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from pipeline.errors import DecodingError, EncodingError
-from pipeline.records import Batch, Timer
+from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
 
 VERSION: Final = 1
 _COLUMNS: Final = 1
 _COLUMNS_WITH_TUPLE_KEYS: Final = 2
 
 
+_NO_KEYS: Final = frozenset({list, dict})
+"""What MessagePack has and no table takes as a key."""
+
+
 class _Columns(msgspec.Struct, array_like=True):
     values: list[Any]
     keys: list[Any] | None
-    times: list[int] | None
+    times: list[Annotated[int, msgspec.Meta(ge=MIN_TIME, le=MAX_TIME)]] | None
     ids: list[str] | None
     faults: dict[int, str]
 
 
+def _no_extension(code: int, _data: memoryview) -> Any:
+    """We write none but times; what stood for one could not be a key either."""
+    raise ValueError(f"an extension of the type {code}")
+
+
 _encoder = msgspec.msgpack.Encoder()
-_columns = msgspec.msgpack.Decoder(_Columns)
-_anything = msgspec.msgpack.Decoder()
+_columns = msgspec.msgpack.Decoder(_Columns, ext_hook=_no_extension)
+_anything = msgspec.msgpack.Decoder(ext_hook=_no_extension)
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 # What msgspec raises for what it cannot encode: unknown types, integers over 64 bit, lone surrogates, deep nesting.
 _UNENCODABLE = (TypeError, OverflowError, ValueError, RecursionError, msgspec.MsgspecError)
@@ -51,19 +62,25 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """Raises DecodingError for anything that `encode_batch` did not make."""
+    """Raises DecodingError for anything that `encode_batch` did not make.
+
+    What it takes in memory is at most 80 times the size of the payload: nothing in it can claim or inflate to more.
+    """
     if len(payload) < 3 or payload[0] != VERSION or payload[1] not in (_COLUMNS, _COLUMNS_WITH_TUPLE_KEYS):
         raise DecodingError(f"a payload of an unknown version or codec; it begins with {payload[:2]!r}")
     try:
         columns = _columns.decode(memoryview(payload)[2:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise DecodingError(f"a payload cannot be read: {error}") from error
     keys = columns.keys
     count = len(columns.values)
     if any(column is not None and len(column) != count for column in (keys, columns.times, columns.ids)):
         raise DecodingError("a payload has columns of unequal length")
-    if keys is not None and payload[1] == _COLUMNS_WITH_TUPLE_KEYS:
-        keys = [_hashable(key) for key in keys]
+    if keys is not None:
+        if payload[1] == _COLUMNS_WITH_TUPLE_KEYS:
+            keys = [_hashable(key) for key in keys]
+        elif not _NO_KEYS.isdisjoint(map(type, keys)):
+            raise DecodingError("a payload has a key that is a list or a dict")
     return Batch(columns.values, keys, columns.times, columns.ids, columns.faults)
 
 
@@ -105,7 +122,7 @@ def decode_value(data: bytes) -> Any:
     """Raises DecodingError."""
     try:
         return _anything.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise DecodingError(f"stored state cannot be read: {error}") from error
 
 
@@ -149,7 +166,7 @@ def read_timer_member(member: bytes) -> Timer:
     """Raises DecodingError."""
     operator, found, rest = member.partition(b"\0")
     pair = decode_value(rest) if found else None
-    if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], int):
+    if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) is not int or not MIN_TIME <= pair[1] <= MAX_TIME:
         raise DecodingError(f"no timer: {member[:80]!r}")
     return Timer(_operator(operator), _hashable(pair[0]), pair[1])
 
@@ -162,4 +179,10 @@ def _operator(name: bytes) -> str:
 
 
 def _hashable(key: Any) -> Any:
-    return tuple(_hashable(part) for part in key) if isinstance(key, list) else key
+    """Raises DecodingError for what is no key, or one that is nested without end."""
+    if isinstance(key, dict):
+        raise DecodingError("a key is, or holds, a dict")
+    try:
+        return tuple(_hashable(part) for part in key) if isinstance(key, list) else key
+    except RecursionError as error:
+        raise DecodingError("a key is nested without end") from error

@@ -5,13 +5,19 @@ A header is a JSON array whose first item is the kind, so that scripts can write
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from pipeline.errors import DecodingError
+from pipeline.records import MAX_TIME, MIN_TIME
 
 _REPLAY: Final = "replay:"
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME)]
+"""What scripts can count with."""
+
+Time: TypeAlias = Annotated[int, msgspec.Meta(ge=MIN_TIME, le=MAX_TIME)]
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="D"):
@@ -22,11 +28,11 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="D"):
     """
 
     sender: str
-    first: int
-    count: int
-    watermark: int | None
-    table: int
-    skip: tuple[int, ...] = ()
+    first: Count
+    count: Count
+    watermark: Time | None
+    table: Count
+    skip: tuple[Count, ...] = ()
 
     @property
     def replay_of(self) -> str:
@@ -38,7 +44,7 @@ class Watermark(msgspec.Struct, frozen=True, array_like=True, tag="W"):
     """The sender promises that no later record of its own is older than `time` (milliseconds)."""
 
     sender: str
-    time: int
+    time: Time
 
 
 class EndOfInput(msgspec.Struct, frozen=True, array_like=True, tag="E"):
@@ -55,20 +61,20 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="R"):
 
     letter: str
     has_record: bool
-    records: int
-    bytes: int
+    records: Count
+    bytes: Count
 
 
 class Barrier(msgspec.Struct, frozen=True, array_like=True, tag="B"):
     """Opens epoch `epoch` at this place."""
 
-    epoch: int
+    epoch: Count
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, tag="T"):
     """The stage's routing table has this version behind this place."""
 
-    version: int
+    version: Count
 
 
 Header: TypeAlias = Data | Watermark | EndOfInput | Release | Barrier | Table

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -104,6 +104,20 @@ class StatePlan(msgspec.Struct, frozen=True):
     aggregates: str | dict[str, str] | None = None
 
 
+MOST_PARTITIONS: Final = 65_536
+"""Of one stage, in a plan that is believed."""
+
+_BROKEN: Final = (
+    "another program has written to the hash of the job, or this Redis came back damaged: run it under a new id"
+)
+
+
+class _Protocol(msgspec.Struct):
+    """Read first: a plan of another version may have any other form."""
+
+    protocol: int
+
+
 class Plan(msgspec.Struct, frozen=True):
     protocol: int
     pipeline: str
@@ -116,6 +130,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     def stage(self, index: int) -> StagePlan:
         return self.stages[index]
+
+    def stage_name(self, index: int) -> str:
+        """What people call a stage; its number where the plan has none."""
+        return self.stages[index].name if 0 <= index < len(self.stages) else str(index)
 
     def entry_stage(self, source: str) -> StagePlan:
         """The stage that the source feeds. Raises KeyError."""
@@ -139,15 +157,29 @@ class Plan(msgspec.Struct, frozen=True):
     def decode(cls, data: bytes) -> Plan:
         """Raises DecodingError, also for a plan of another protocol version."""
         try:
-            plan = msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
-            raise DecodingError(f"the stored plan cannot be read: {error}") from error
-        if plan.protocol != PROTOCOL:
+            protocol = msgspec.json.decode(data, type=_Protocol).protocol
+            plan = msgspec.json.decode(data, type=cls) if protocol == PROTOCOL else None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DecodingError(f"the stored plan cannot be read: {error}", _BROKEN) from error
+        if plan is None:
             raise DecodingError(
-                f"the job speaks protocol {plan.protocol}, this program {PROTOCOL}",
+                f"the job speaks protocol {protocol}, this program {PROTOCOL}",
                 hint="run it with the version of celeriac that submitted it",
             )
+        if not plan._is_whole():
+            raise DecodingError("the stored plan cannot be read: its stages do not fit together", _BROKEN)
         return plan
+
+    def _is_whole(self) -> bool:
+        """Whether stages stand in their order, and each refers only to others that there are."""
+        known = range(len(self.stages))
+        return all(
+            stage.index == place
+            and 1 <= stage.partitions <= MOST_PARTITIONS
+            and all(place < to < len(known) for to in stage.exchanges.values())
+            and all(0 <= source < place for source in stage.upstream)
+            for place, stage in enumerate(self.stages)
+        ) and all(state.stage in known for state in self.states)
 
 
 def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
 import msgspec
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -23,18 +29,18 @@ class Limits(msgspec.Struct, frozen=True):
         are held behind them; looked at four times a second, so a few more may be there by then.
     """
 
-    inbox_records: int = 50_000
-    inbox_bytes: int = 64 << 20
-    inbox_low: float = 0.5
-    record_bytes: int = 1 << 20
-    entry_bytes: int = 1 << 20
-    step_records: int = 8_000
-    step_bytes: int = 4 << 20
-    step_outputs: int = 50_000
-    slice_seconds: float = 0.02
-    cache_bytes: int = 256 << 20
-    lease_seconds: float = 2.0
-    stuck_seconds: float = 60.0
-    deaths: int = 3
-    dead_letters: int = 10_000
-    dead_letter_bytes: int = 64 << 20
+    inbox_records: Number = 50_000
+    inbox_bytes: Number = 64 << 20
+    inbox_low: Share = 0.5
+    record_bytes: Number = 1 << 20
+    entry_bytes: Number = 1 << 20
+    step_records: Number = 8_000
+    step_bytes: Number = 4 << 20
+    step_outputs: Number = 50_000
+    slice_seconds: Seconds = 0.02
+    cache_bytes: Number = 256 << 20
+    lease_seconds: Seconds = 2.0
+    stuck_seconds: Seconds = 60.0
+    deaths: Number = 3
+    dead_letters: Number = 10_000
+    dead_letter_bytes: Number = 64 << 20

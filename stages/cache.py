@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from pipeline.codec import decode_value
+from pipeline.codec import decode_value, shown
+from pipeline.errors import DecodingError, ForeignData
+from pipeline.store.foreign import HINT
 
 _OVERHEAD_BYTES: Final = 200
 """What a cached key costs beyond its encoded size, roughly: dict slots and objects."""
@@ -71,7 +73,12 @@ class StateCache:
             young = self.state[operator]
             for key, data in rows:
                 if data is not None and key not in young:
-                    young[key] = decode_value(data)
+                    try:
+                        young[key] = decode_value(data)
+                    except DecodingError as error:
+                        raise ForeignData(
+                            f"the state of the key {shown(key, 100)} in {operator!r} is none of ours: {error}", HINT
+                        ) from error
                     self.note_size(operator, key, len(data))
 
     def _age(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -78,8 +79,10 @@ Item: TypeAlias = Records | Poisoned | Promise | LetGo | Mark
 class Inbox:
     """Fetched entries of one partition, from `position` on. Never skips and never reorders."""
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, position: Position, payload_bytes: int = sys.maxsize) -> None:
+        """`payload_bytes`: the largest payload that is decoded: memory stays bounded whatever is in an inbox."""
         self.position = position
+        self._payload_bytes = payload_bytes
         self.read_from = position.entry
         self._entries: deque[Entry] = deque()
         self._head: tuple[str, Header, Batch | None] | None = None
@@ -143,6 +146,10 @@ class Inbox:
         if not isinstance(header, Data):
             return header, None, None
         try:
+            if len(entry.payload) > self._payload_bytes:
+                raise DecodingError(
+                    f"a payload has {len(entry.payload):,} bytes, more than the {self._payload_bytes:,} of any of ours"
+                )
             batch = decode_batch(entry.payload)
             if len(batch) != header.count:
                 raise DecodingError(f"a payload holds {len(batch)} records, its header says {header.count}")

@@ -19,7 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pipeline.errors import CeleriacError, EnvironmentFault, StoreUnavailable, UnknownJob
+from pipeline.errors import (
+    CeleriacError,
+    DecodingError,
+    EnvironmentFault,
+    ForeignData,
+    StoreError,
+    StoreUnavailable,
+    UnknownJob,
+)
 from pipeline.lifecycle import WORKING
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
@@ -35,6 +43,9 @@ STORE_SECONDS: Final = 1.0
 
 STOP_SECONDS: Final = 5.0
 """Between SIGTERM and SIGKILL of the worker; less than the ten seconds that container engines give."""
+
+_FOREIGN_SECONDS: Final = 10.0
+"""Between two looks at a job of which Redis holds what cannot be read: only a hand can mend that."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 _NOT_STARTED: Final = 3
@@ -75,10 +86,10 @@ class JobWatch:
         self._store = store
         self._job = job
         self._works = False
-        self._is_away = False
+        self._told = ""
 
     def works(self) -> bool:
-        """Raises StoreError, but not when Redis is away."""
+        """Raises StoreError, but not when Redis is away or the job's hash holds what we have not written."""
         try:
             self._works = self._store.state(self._job) in WORKING
         except UnknownJob:
@@ -87,12 +98,21 @@ class JobWatch:
                 _log.error("%s (%s)", gone, gone.hint)
             self._works = False
         except StoreUnavailable as error:
-            if not self._is_away:
-                _log.warning("job=%s cannot be looked at: %s", self._job, error)
-            self._is_away = True
+            self._tell(error)
             return self._works
-        self._is_away = False
+        except ForeignData as error:
+            self._tell(error)
+            self._works = False
+            return False
+        self._told = ""
         return self._works
+
+    def _tell(self, error: StoreError) -> None:
+        """Once, not at each look."""
+        kind = type(error).__name__ if isinstance(error, StoreUnavailable) else str(error)
+        if kind != self._told:
+            _log.warning("job=%s cannot be looked at: %s", self._job, error)
+        self._told = kind
 
 
 def run_member(settings: MemberSettings, stop: threading.Event) -> None:
@@ -112,6 +132,10 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         agent = Agent([worker_spec(settings, link.incarnations().get(settings.worker, 0))], link)
     except (StoreUnavailable, UnknownJob):
         return  # it is tried again at the next look
+    except (ForeignData, DecodingError) as error:
+        _log.error("job=%s cannot be served: %s", settings.job, error)
+        stop.wait(_FOREIGN_SECONDS)
+        return
     over = threading.Event()
     watcher = threading.Thread(target=_until_over, args=(watch, stop, over), name="watch")
     try:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pipeline.cli.nodes import NodeSettings
-from pipeline.errors import DecodingError, EnvironmentFault, JobStateError, StoreError, StoreUnavailable, UnknownJob
+from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
@@ -52,12 +52,13 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        settings = NodeSettings.decode(sys.stdin.buffer.read())
+        try:
+            settings = NodeSettings.decode(sys.stdin.buffer.read())
+        except DecodingError as error:
+            _log.error("%s", error)
+            return _FAULTY_SETTINGS
         return run_node(settings, stop)
-    except DecodingError as error:
-        _log.error("%s", error)
-        return _FAULTY_SETTINGS
-    except EnvironmentFault as error:
+    except CeleriacError as error:
         _log.error("%s (%s)", error, error.hint)
         return _NOT_STARTED
 
@@ -156,7 +157,7 @@ class ChildWatch:
             except (JobStateError, UnknownJob) as error:
                 _log.info("job=%s has ended already: %s", self.settings.job, error)
                 return
-            except StoreError as error:
+            except (StoreError, DecodingError) as error:
                 _log.warning("job=%s cannot be looked at: %s", self.settings.job, error)
 
     def run_once(self, now: float) -> bool:

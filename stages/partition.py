@@ -13,6 +13,7 @@ from pipeline.errors import SinkAway
 from pipeline.messages import Barrier
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
+from pipeline.settings import Limits
 from pipeline.sinks.effects import Bound
 from pipeline.store.commits import (
     Commit,
@@ -47,6 +48,14 @@ TIMERS_PER_STEP: Final = 2000
 
 _FIRST_AWAY_SECONDS: Final = 0.1
 _MOST_AWAY_SECONDS: Final = 30.0
+
+
+_SPARE_BYTES: Final = 1 << 20
+
+
+def largest_payload(limits: Limits) -> int:
+    """No entry of ours has a larger payload: one record's value and key, or many up to the bound of an entry."""
+    return 2 * max(limits.record_bytes, limits.entry_bytes) + _SPARE_BYTES
 
 
 class SliceEnd(Enum):
@@ -104,6 +113,8 @@ class PartitionOwner:
         )
         self.wait_seconds = 0.0
         self.wait_reason = ""
+        self.foreign = ""
+        """After FOREIGN_KEY: the key, or the key and a field."""
         self._away = 0
         self._expected = context.expected_senders()
         is_per_batch = bool(effects) or any(node.protocol == "lines" for node in context.kernel.externals)
@@ -114,7 +125,7 @@ class PartitionOwner:
         """Drops all that was known and starts from what Redis holds."""
         self.cache.clear()
         self._sinks.start_over(acquired)
-        self._inbox = Inbox(acquired.position)
+        self._inbox = Inbox(acquired.position, largest_payload(self._context.plan.limits))
         self._watermarks = dict(acquired.watermarks)
         self._watermark = acquired.watermark
         self._table = acquired.table
@@ -189,6 +200,7 @@ class PartitionOwner:
                 if reply.why is Refusal.FULL:
                     self._held = commit
                     return SliceEnd.FULL
+                self.foreign = reply.detail
                 return _ENDS[reply.why]
             self._held = None
             if commit.end != commit.start:

@@ -20,6 +20,8 @@ from pipeline.losses import LOST
 from pipeline.plan import Plan
 from pipeline.programs.runners import Programs
 from pipeline.sinks.links import SinkLinks
+from pipeline.store import keys
+from pipeline.store.foreign import foreign_key
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership
@@ -111,6 +113,7 @@ class Worker:
             )
             for stage in plan.stages
         ]
+        self._places = frozenset(plan.partitions())
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
@@ -133,7 +136,8 @@ class Worker:
     def look(self) -> list[Place]:
         """Brings what is owned in line with the table; the places that need a slice without a ticket.
 
-        These are new, or their last slice was cut off, or their back-off is over. Raises StoreError.
+        These are new, or their last slice was cut off, or their back-off is over. A partition of which Redis holds
+        what we have not written fails the job. Raises StoreError.
         """
         rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
         for place, owner in list(self._owned.items()):
@@ -141,7 +145,10 @@ class Worker:
                 self._drop(place)
         for place, row in rows.items():
             if place not in self._owned:
-                self._acquire(row)
+                try:
+                    self._acquire(row)
+                except ForeignData as error:
+                    self._fail(place, error)
         budget = self.plan.limits.cache_bytes // max(1, len(self._owned))
         for owner in self._owned.values():
             owner.cache.budget_bytes = budget
@@ -193,7 +200,9 @@ class Worker:
             self.hand.at[place] = (str(each.position), now, "taken")
         return [(each.stage, each.partition) for each, _ in taken]
 
-    def slice(self, stage: int, partition: int, deadline: float | None = None) -> SliceEnd | None:
+    def slice(
+        self, stage: int, partition: int, deadline: float | None = None, *, is_again: bool = False
+    ) -> SliceEnd | None:
         """One slice of a partition, also the last step over at `deadline`; None when it is not ours.
 
         Never raises what a ticket cannot handle.
@@ -209,7 +218,7 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
-            return self._run(place, owner, deadline)
+            return self._run(place, owner, deadline, is_again)
         except ForeignData as error:
             return self._fail(place, error)
         except StoreError as error:
@@ -217,7 +226,7 @@ class Worker:
         except CeleriacError as error:
             return self._fail(place, error)
 
-    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None) -> SliceEnd:
+    def _run(self, place: Place, owner: PartitionOwner, deadline: float | None, is_again: bool) -> SliceEnd:
         self._unserved.discard(place)
         self._paused.pop(place, None)
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
@@ -244,15 +253,17 @@ class Worker:
             case SliceEnd.STALE:
                 logger.info("what was known is out of date and is read anew: %s", self._named(place))
                 self._stale.add(place)
-                return self.slice(*place) or end
+                if is_again:  # what is read anew is out of date at once: that is not for this slice to mend
+                    self._unserved.add(place)
+                    return end
+                return self.slice(*place, is_again=True) or end
             case SliceEnd.STOPPED:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
                 self._pause(place, owner)
             case SliceEnd.FOREIGN_KEY:
-                fault = ForeignData("a key of this job holds something else: another program writes to it")
-                return self._fail(place, fault)
+                return self._fail(place, foreign_key(owner.foreign))
             case SliceEnd.IDLE:
                 self._rotate(place)
             case SliceEnd.YIELDED:
@@ -324,6 +335,8 @@ class Worker:
         """Where the partition stands. None when it is not ours, or stands behind what this worker has committed there:
         then the job halts. Raises StoreError.
         """
+        if (row.stage, row.partition) not in self._places:
+            raise foreign_key(f"{keys.assignment(self.ownership.job)} {row.stage}.{row.partition}")
         acquired = self.ownership.acquire(row, held_groups(self.plan.stage(row.stage), row.partition))
         if acquired is None:
             return None
@@ -369,8 +382,8 @@ class Worker:
         return SliceEnd.STALE
 
     def _fail(self, place: Place, error: CeleriacError) -> SliceEnd:
-        # A disk that refuses is no fault of the program: its place in the code would only hide the message.
-        trace = None if isinstance(error, SinkError) else error
+        # What a disk refuses, or another program wrote, is no fault of ours: its place in the code would hide it.
+        trace = None if isinstance(error, SinkError | ForeignData) else error
         logger.error("the job fails: %s: %s", self._named(place), error, exc_info=trace)
         hint = f" ({error.hint})" if error.hint else ""
         try:

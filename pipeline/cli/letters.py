@@ -13,6 +13,7 @@ import click
 from pipeline.codec import decode_batch
 from pipeline.errors import DecodingError, LetterError
 from pipeline.plan import Plan
+from pipeline.records import MAX_TIME
 from pipeline.store.letters import DeadLetter, LetterStore
 
 _LINE: Final = 80
@@ -29,7 +30,7 @@ def list_lines(plan: Plan, letters: Iterable[DeadLetter], now_ms: int) -> Iterab
 
 def letter_lines(plan: Plan, letter: DeadLetter) -> list[str]:
     """The page of one letter."""
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(int(letter.id.partition("-")[0]) / 1000))
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_made_ms(letter) / 1000))
     lines = [
         f"id         {letter.id}, given up at {made}",
         f"stage      {_stage(plan, letter)}, partition {letter.partition}",
@@ -114,9 +115,9 @@ def replay_all(store: LetterStore, ids: Sequence[str]) -> tuple[int, list[str]]:
 def _parts(payload: bytes) -> tuple[Any, Any]:
     try:
         batch = decode_batch(payload)
-    except DecodingError:
+        return _plain(batch.keys[0]) if batch.keys else None, _plain(batch.values[0])
+    except (DecodingError, IndexError, RecursionError):  # no record, or one that is nested deeper than we can show
         return None, base64.b64encode(payload).decode()
-    return _plain(batch.keys[0]) if batch.keys else None, _plain(batch.values[0])
 
 
 def _plain(value: Any) -> Any:
@@ -136,15 +137,20 @@ def _key(letter: DeadLetter) -> str:
 
 
 def _stage(plan: Plan, letter: DeadLetter) -> str:
-    return plan.stage(letter.stage).name if letter.stage < len(plan.stages) else str(letter.stage)
+    return plan.stage_name(letter.stage) if letter.kind != "foreign" else "-"
 
 
 def _age(letter: DeadLetter, now_ms: int) -> str:
-    seconds = max(0, now_ms - int(letter.id.partition("-")[0])) // 1000
+    seconds = max(0, now_ms - _made_ms(letter)) // 1000
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def _made_ms(letter: DeadLetter) -> int:
+    """When it was given up; the id of one that another program has written may be any number."""
+    return min(int(letter.id.partition("-")[0]), MAX_TIME)
 
 
 def _cut(text: str, most: int) -> str:

@@ -40,5 +40,5 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises DecodingError."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DecodingError(f"the settings of the node cannot be read: {error}") from error

@@ -320,7 +320,7 @@ def _letter_line(facts: JobFacts, letter: DeadLetter) -> str:
 
 def _operator(facts: JobFacts, letter: DeadLetter) -> str:
     """The operator that gave the record up, or the first one of its stage where none is to blame."""
-    return letter.operator or facts.record.plan.stage(letter.stage).name
+    return letter.operator or facts.record.plan.stage_name(letter.stage)
 
 
 def _place(trace: str) -> str:

@@ -36,6 +36,7 @@ from pipeline.store.books import BookStore
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore, unknown_job
+from pipeline.store.permissions import check_permissions
 from pipeline.store.scripts import Scripts
 
 CANCEL_SECONDS: Final = 2.0
@@ -91,6 +92,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
 
 def _check_server(scripts: Scripts, server: Server, screen: Screen) -> None:
     warnings = check_server(scripts.client)
+    check_permissions(scripts.client)
     if server.embedded is None:
         for warning in warnings:
             screen.warn(f"warning: {without_password(server.url)}: {warning}")

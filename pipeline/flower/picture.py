@@ -152,7 +152,7 @@ def _letter(letter: DeadLetter, facts: JobFacts) -> dict[str, Any]:
         "id": letter.id,
         "at_ms": int(letter.id.partition("-")[0]),
         "partition": f"{letter.stage}.{letter.partition}",
-        "operator": letter.operator or facts.record.plan.stage(letter.stage).name,
+        "operator": letter.operator or facts.record.plan.stage_name(letter.stage),
         "error": letter.error[:SHOWN_CHARACTERS],
         "traceback": letter.traceback[-SHOWN_CHARACTERS:],
     }

@@ -21,6 +21,9 @@ ANSWER_BYTES: Final = 8 << 20
 OUTPUT_BYTES: Final = 64 << 20
 """The most that a program may write for one batch: it is held in memory."""
 
+OUTPUT_LINES: Final = 1_000_000
+"""The most lines that a program of plain lines may write for one batch: a short one takes many times its bytes."""
+
 _SHOWN: Final = 120
 _REFUSED: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 """All that the JSON encoder raises for a value without a JSON form."""
@@ -245,6 +248,8 @@ class LineAnswers(Answers):
 
     def _take_lines(self, lines: list[bytes]) -> None:
         self._lines += lines
+        if len(self._lines) > OUTPUT_LINES:
+            raise Malformed(f"it wrote more than {OUTPUT_LINES:,} lines for one batch")
 
     def outputs(self) -> Outputs:
         lines = [*self._lines, bytes(self._rest)] if self._rest else self._lines

@@ -38,7 +38,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The folder's manifest, or None where there is none that this program wrote. Raises OSError."""
     try:
         return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=Manifest)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, msgspec.MsgspecError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -182,10 +182,16 @@ def _claim(target: Path, claim: Claim) -> None:
                 os.link(fresh, path)
         sync_folder(target)
     try:
-        found: object = msgspec.json.decode(path.read_bytes(), type=Claim)
-    except FileNotFoundError:
-        manifest = msgspec.json.decode((target / MANIFEST_NAME).read_bytes(), type=Manifest)
-        found = Claim(manifest.job, claim.run, manifest.sink)
+        try:
+            found: object = msgspec.json.decode(path.read_bytes(), type=Claim)
+        except FileNotFoundError:
+            path = target / MANIFEST_NAME
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            found, path = Claim(manifest.job, claim.run, manifest.sink), target / CLAIM_NAME
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SinkError(
+            f"{path} cannot be read: {error}", "it says whose parts are in the folder: give the sink another path"
+        ) from error
     if isinstance(found, Claim) and claim.follows(found):
         with _temporary(target) as fresh:
             write_synced(fresh, lambda out: out.write(msgspec.json.encode(claim)))

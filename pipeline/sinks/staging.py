@@ -39,7 +39,7 @@ class StagedFacts(msgspec.Struct, frozen=True):
         """Raises DecodingError."""
         try:
             facts = msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DecodingError(f"the stored facts of a staging file cannot be read: {error}") from error
         if facts.length_bytes < 0 or facts.records < 0:
             raise DecodingError(f"the stored facts of the staging file {facts.file!r} are negative")

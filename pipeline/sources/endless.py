@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.codec import shown
+from pipeline.errors import InputError
 from pipeline.records import Batch
 
 
@@ -20,6 +22,15 @@ class After(enum.Enum):
     WAITING = "waiting"
     RESTING = "resting"
     ENDED = "ended"
+
+
+def foreign_position(position: Any) -> InputError:
+    """For a position that Redis gives, and no source of this kind has stored."""
+    return InputError(
+        f"the position {shown(position, 200)}, which Redis has of this source, is none of its own",
+        hint="another program has written to keys that begin with celeriac: on this Redis, or the source was of another"
+        " kind when it was read before: run it under a new job id",
+    )
 
 
 def _no_position(_index: int) -> Any:

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.sources.endless import foreign_position
+
 HEAD_BYTES: Final = 1024
 TAIL_BYTES: Final = 64
 
@@ -47,10 +49,17 @@ def mark_at(descriptor: int, offset: int) -> FileMark:
 
 
 def find_mark(descriptor: int, position: Any) -> FileMark | None:
-    """The mark that was stored as this position, or None when the file does not hold what was read. Raises OSError."""
+    """The mark that was stored as this position, or None when the file does not hold what was read.
+
+    Raises OSError; InputError for a position that is none of ours.
+    """
     if position is None:
         return FileMark()
-    offset, _, _ = position
+    match position:
+        case [int() as offset, int(), str()] if 0 <= offset < 1 << 62:
+            pass
+        case _:
+            raise foreign_position(position)
     if os.fstat(descriptor).st_size < offset:
         return None
     mark = mark_at(descriptor, offset)

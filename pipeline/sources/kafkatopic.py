@@ -18,7 +18,7 @@ from pipeline.errors import CeleriacError, EnvironmentFault, InputError, SourceA
 from pipeline.graph import SourceSpec
 from pipeline.records import Batch
 from pipeline.sinks.secrets import value_of
-from pipeline.sources.endless import After, Portion, nothing
+from pipeline.sources.endless import After, Portion, foreign_position, nothing
 from pipeline.sources.feed import BATCH_BYTES, BATCH_RECORDS, FAULT_CHARACTERS
 from pipeline.store.foreignstream import text_or_bytes
 
@@ -204,7 +204,9 @@ class PartitionReader:
         self._topic = topic
         self._number = number
         self._where = f"partition {number} of the topic {topic.topic!r}"
-        self._next = int(position) if position is not None else None
+        if position is not None and (type(position) is not int or not 0 <= position < 1 << 63):
+            raise foreign_position(position)
+        self._next: int | None = position
         topic.assign(number, kafka.OFFSET_BEGINNING if self._next is None else self._next)
 
     def read(self) -> Portion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from pipeline.errors import ForeignData, InputError, SourceAway, StoreError, StoreUnavailable
 from pipeline.records import Batch
 from pipeline.sinks.secrets import without_secrets
-from pipeline.sources.endless import After, Portion, nothing
+from pipeline.sources.endless import After, Portion, foreign_position, nothing
 from pipeline.sources.feed import BATCH_BYTES, BATCH_RECORDS
 from pipeline.store.foreignstream import ForeignStream, StreamPage, fields_as_text, id_order
 
@@ -19,6 +20,7 @@ STREAM_SPLIT: Final = "entries"
 
 _FIRST_COUNT: Final = 100
 _START: Final = "0-0"
+_ENTRY: Final = re.compile(r"\d{1,20}-\d{1,20}\Z")
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,9 @@ class StreamReader:
         self._stream = stream
         self._options = options
         self._where = f"the stream {options.key!r} on {where}"
-        self._last = _START if position is None else str(position)
+        if position is not None and not (isinstance(position, str) and _ENTRY.match(position)):
+            raise foreign_position(position)
+        self._last = _START if position is None else position
         self._count = _FIRST_COUNT
 
     def read(self) -> Portion:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.sources.endless import foreign_position
 
 
 def plain(value: Any) -> Any:
@@ -45,8 +46,12 @@ def as_position(values: tuple[Any, ...], columns: tuple[str, ...]) -> list[Any]:
     return [_tagged(value, column) for value, column in zip(values, columns, strict=True)]
 
 
-def from_position(position: list[Any]) -> tuple[Any, ...]:
-    return tuple(_untagged(kind, text) for kind, text in position)
+def from_position(position: Any) -> tuple[Any, ...]:
+    """Raises InputError for a position that is none of ours."""
+    try:
+        return tuple(_untagged(kind, text) for kind, text in position)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise foreign_position(position) from error
 
 
 def _tagged(value: Any, column: str) -> list[Any]:

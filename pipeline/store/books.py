@@ -15,6 +15,7 @@ from pipeline.lifecycle import JobState
 from pipeline.messages import Data, decode_header
 from pipeline.plan import stream_names
 from pipeline.store import keys
+from pipeline.store.foreign import HINT as FOREIGN_HINT
 from pipeline.store.scripts import Scripts
 
 MOST_ALARMS: Final = 100
@@ -57,8 +58,8 @@ class BookStore:
                 dropped=int(dropped),
                 read=len(files) + sum(len(meta) + len(log) for meta, log, _ in partitions),
             )
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise DecodingError(f"the books of job {job!r} cannot be read: {error!r}") from error
+        except (ValueError, KeyError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise DecodingError(f"the books of job {job!r} cannot be read: {error}", FOREIGN_HINT) from error
 
     def raise_alarms(self, job: str, token: str, alarms: Sequence[Alarm]) -> list[Alarm]:
         """Keeps alarms, each once and at most MOST_ALARMS; returns those that are new. Raises StaleTerm, StoreError."""

@@ -84,7 +84,7 @@ def translated() -> Iterator[None]:
 
 # A script hands on the error of a command within its own text: the code follows a dash or, on 6.2, the line number.
 _CODE = re.compile(
-    r"(?:^|\s-|@user_script:\s?\d+: )"
+    r"(?:^|\s-|@user_script:\s?\d+: |caused error: )"
     r"(READONLY|NOAUTH|WRONGPASS|NOPERM|LOADING|MASTERDOWN|BUSY|TRYAGAIN|CLUSTERDOWN|NOREPLICAS|MISCONF|WRONGTYPE)\b"
 )
 
@@ -107,6 +107,11 @@ def _response_error(error: exceptions.ResponseError) -> StoreError:
         case "MISCONF":
             return UnsuitableServer(
                 f"Redis cannot write to its disk: {text}", hint="free disk space, then CONFIG SET or restart"
+            )
+        case "" if "DB index" in text:
+            return UnsuitableServer(
+                f"this Redis has no database of that number: {text}",
+                hint="the address ends with it, as redis://host:6379/0",
             )
         case "":
             return StoreError(f"Redis refused a command: {text}")

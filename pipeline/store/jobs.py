@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
-from redis.exceptions import NoPermissionError, ResponseError
+import msgspec
 
-from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
+from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob
 from pipeline.facts import JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
@@ -19,6 +18,8 @@ from pipeline.positions import Position
 from pipeline.store import keys
 from pipeline.store.books import read_alarms
 from pipeline.store.connection import translated
+from pipeline.store.foreign import HINT as FOREIGN_HINT
+from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.losses import LossStore
 from pipeline.store.outputs import output_facts
@@ -81,7 +82,7 @@ class JobStore:
         if answer[0] == 2:
             raise JobStateError(f"job {job!r} is being removed by another process", hint="try again in a moment")
         if answer[0] != 1:
-            raise JobStateError(f"job {job!r} exists already; it is {answer[1].decode()}")
+            raise JobStateError(f"job {job!r} exists already; it is {_words(answer[1])}")
 
     def claim(self, job: str, before: str) -> str:
         """Takes the job for a run that is about to start workers, or says so again; the claim by which it holds it.
@@ -96,7 +97,9 @@ class JobStore:
     def list_ids(self) -> list[str]:
         """Ids of all jobs, oldest first."""
         with translated():
-            return [job.decode() for job in self._client.zrange(keys.jobs(), 0, -1)]
+            raw = self._client.zrange(keys.jobs(), 0, -1)
+        # What is no id is none of ours: there is no way to it either.
+        return [job for job in (member.decode("utf-8", "replace") for member in raw) if JOB_ID.match(job)]
 
     def read(self, job: str) -> JobRecord:
         """Raises UnknownJob, DecodingError."""
@@ -110,7 +113,8 @@ class JobStore:
             state = self._client.hget(keys.job(job), "state")
         if state is None:
             raise UnknownJob(f"there is no job {job!r}", hint=NO_JOB)
-        return JobState(state.decode())
+        with ours(keys.job(job)):
+            return JobState(state.decode())
 
     def transition(self, job: str, to: JobState, reason: str = "", leader_token: str = "") -> None:
         """Raises JobStateError if `to` may not follow the job's state, StaleTerm, UnknownJob."""
@@ -124,7 +128,7 @@ class JobStore:
             case -2:
                 raise JobStateError(f"job {job!r} has halted: {LOST}", hint=HINT)
             case 0:
-                raise JobStateError(f"job {job!r} is {answer[1].decode()}; it cannot become {to.value}")
+                raise JobStateError(f"job {job!r} is {_words(answer[1])}; it cannot become {to.value}")
 
     def pause(self, record: JobRecord, source: str, *, is_paused: bool) -> bool:
         """Holds back new records of a source, or lets them in again; False when it was so before.
@@ -139,7 +143,7 @@ class JobStore:
             case -5:
                 raise UnknownJob(f"there is no job {record.job!r}", hint=NO_JOB)
             case -3:
-                raise JobStateError(f"job {record.job!r} is {answer[1].decode()}: it takes no input any more")
+                raise JobStateError(f"job {record.job!r} is {_words(answer[1])}: it takes no input any more")
         return bool(answer[0])
 
     def losses(self, job: str) -> LossStore:
@@ -147,7 +151,7 @@ class JobStore:
         return LossStore(self._scripts, job)
 
     def facts(self, job: str) -> JobFacts:
-        """Everything at about one moment, in two round trips. Raises UnknownJob, StoreError."""
+        """Everything at about one moment, in two round trips. Raises UnknownJob, DecodingError, StoreError."""
         record = self.read(job)
         places = record.plan.partitions()
         with translated():
@@ -171,19 +175,25 @@ class JobStore:
             answers = pipe.execute()
         (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:9]
         server_ms = seconds * 1000 + micros // 1000
-        now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
+        with ours(keys.job(job)):
+            now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
         at = 9 + 2 * len(places)
-        outputs = tuple(
-            output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], server_ms)
-            for i, stream in enumerate(streams)
-        )
+        outputs = []
+        for i, stream in enumerate(streams):
+            with ours(keys.out_meta(job, stream)):
+                outputs.append(output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], server_ms))
         partitions = tuple(
-            _partition(place, answers[9 + 2 * i], answers[10 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(job, place, answers[9 + 2 * i], answers[10 + 2 * i], assigned) for i, place in enumerate(places)
         )
-        finished = {k[2:].decode(): int(v) for k, v in senders.items() if k.startswith(b"f:")}
-        name = (leader[0] or b"").decode()
-        held = _workers(workers, now_ms)
-        kept = read_alarms(alarms)
+        with ours(keys.senders(job)):
+            texts = text_of({name: value for name, value in senders.items() if name.startswith(b"f:")})
+            finished = {name[2:]: integer(texts, name) for name in texts}
+        with ours(keys.leader(job)):
+            name, leader_term = (leader[0] or b"").decode(), int(leader[1] or 0)
+        with ours(keys.workers(job)):
+            held = _workers(workers, now_ms)
+        with ours(keys.books(job)):
+            kept = read_alarms(alarms)
         return JobFacts(
             record,
             now_ms,
@@ -192,10 +202,10 @@ class JobStore:
             name,
             int(dead),
             finished,
-            outputs,
+            tuple(outputs),
             int(dead_bytes or 0),
             kept,
-            leader_term=int(leader[1] or 0),
+            leader_term=leader_term,
         )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
@@ -209,9 +219,10 @@ class JobStore:
         with translated():
             raw = self._client.hgetall(keys.files(job))
         found: dict[str, list[tuple[list[int], bytes]]] = {}
-        for field, facts in raw.items():
-            sink, place = field.decode().split(" ")
-            found.setdefault(sink, []).append(([int(part) for part in place.split(".")], facts))
+        with ours(keys.files(job)):
+            for field, facts in raw.items():
+                sink, place = field.decode().split(" ")
+                found.setdefault(sink, []).append(([int(part) for part in place.split(".")], facts))
         return {sink: [facts for _, facts in sorted(rows)] for sink, rows in found.items()}
 
     def log_totals(self, record: JobRecord) -> dict[str, int]:
@@ -222,9 +233,11 @@ class JobStore:
                 pipe.hgetall(keys.log(record.job, stage, partition))
             logs = pipe.execute()
         found: dict[str, int] = {}
-        for name, value in (pair for log in logs for pair in log.items()):
-            if name.startswith((b"n:", b"r:")):
-                found[name.decode()] = found.get(name.decode(), 0) + int(value)
+        for place, log in zip(record.plan.partitions(), logs, strict=True):
+            with ours(keys.log(record.job, *place)):
+                texts = text_of({name: value for name, value in log.items() if name.startswith((b"n:", b"r:"))})
+                for name in texts:
+                    found[name] = found.get(name, 0) + integer(texts, name)
         return found
 
     def remove(self, job: str) -> int:
@@ -232,7 +245,7 @@ class JobStore:
         self.state(job)
         number, removed = self._begin_removal(job, "", *(state.value for state in JobState if state not in ENDED))
         if number < 0:
-            raise JobStateError(f"job {job!r} is {removed.decode()}", hint=f"celeriac cancel {job} first")
+            raise JobStateError(f"job {job!r} is {_words(removed)}", hint=f"celeriac cancel {job} first")
         return self._erase_all(job, number, removed)
 
     def erase(self, job: str) -> int:
@@ -294,17 +307,18 @@ class JobStore:
 def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
     if not raw:
         raise UnknownJob(f"there is no job {job!r}", hint=NO_JOB)
+    plan = Plan.decode(raw.get(b"plan", b""))
     try:
-        text = {k.decode(): v.decode() for k, v in raw.items() if k != b"plan"}
+        text = text_of({name: value for name, value in raw.items() if name != b"plan"})
         return JobRecord(
             job=job,
-            plan=Plan.decode(raw[b"plan"]),
+            plan=plan,
             state=JobState(text["state"]),
             reason=text["reason"],
-            made_at_ms=int(text["made_at"]),
-            changed_at_ms=int(text["changed_at"]),
-            generation=int(text["generation"]),
-            table=int(text["table"]),
+            made_at_ms=integer(text, "made_at"),
+            changed_at_ms=integer(text, "changed_at"),
+            generation=integer(text, "generation"),
+            table=integer(text, "table"),
             run_id=text["run_id"],
             gate=text["gate"],
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
@@ -316,7 +330,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             paused={k.removeprefix("paused:"): int(at) for k, at in sorted(text.items()) if k.startswith("paused:")},
         )
     except (KeyError, ValueError) as error:
-        raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error
+        why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
+        raise DecodingError(f"{keys.job(job)}, the record of the job, cannot be read: {why}", FOREIGN_HINT) from error
 
 
 def _change(line: str) -> StateChange:
@@ -325,22 +340,25 @@ def _change(line: str) -> StateChange:
 
 
 def _partition(
-    place: tuple[int, int], raw: list[bytes | None], queued: int, assigned: dict[bytes, bytes]
+    job: str, place: tuple[int, int], raw: list[bytes | None], queued: int, assigned: dict[bytes, bytes]
 ) -> PartitionFacts:
-    meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
-    number = {name: int(value or 0) for name, value in meta.items() if name not in ("owner", "token", "pos", "ring")}
-    entry = meta["pos"] or "1-0"
-    holder = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
+    with ours(keys.meta(job, *place)):
+        meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
+        counted = {name: value for name, value in meta.items() if value}
+        number = {name: integer(counted, name, 0) for name in meta if name not in ("owner", "token", "pos", "ring")}
+        position = Position(entry_id(meta["pos"] or "1-0"), number["rec"])
+    with ours(keys.assignment(job)):
+        owner, incarnation, _token = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
     return PartitionFacts(
         stage=place[0],
         partition=place[1],
-        owner=holder[0],
-        incarnation=holder[1],
+        owner=owner,
+        incarnation=incarnation,
         token=meta["token"],
         term=number["term"],
-        position=Position(entry, number["rec"]),
-        at_end=entry == f"{number['head'] + 1}-{number['sub']}",
-        backlog=max(0, number["head"] + 1 - int(entry.partition("-")[0]) - number["rec"]),
+        position=position,
+        at_end=position.entry == f"{number['head'] + 1}-{number['sub']}",
+        backlog=max(0, number["head"] + 1 - position.order[0] - number["rec"]),
         backlog_bytes=number["bytes"],
         ring=meta["ring"],
         queued=int(queued),
@@ -351,29 +369,18 @@ def _partition(
 
 
 def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
-    text = {k.decode(): v.decode() for k, v in raw.items()}
+    text = text_of(raw)
     found = []
     for field, incarnation in sorted(text.items()):
         if field.startswith("i:"):
             name = field[2:]
-            age = max(0, now_ms - int(text.get("a:" + name, 0))) / 1000
+            age = max(0, now_ms - integer(text, "a:" + name, 0)) / 1000
             dead = text.get("d:" + name) == incarnation
-            found.append(WorkerFacts(name, incarnation, age, dead, json.loads(text.get("r:" + name, "{}"))))
+            report = msgspec.json.decode(text.get("r:" + name, "{}"), type=dict[str, Any])
+            found.append(WorkerFacts(name, incarnation, age, dead, report))
     return tuple(found)
 
 
-def check_permissions(client: Any) -> None:
-    """A dry call of a script, so that an ACL that forbids scripts or our keys is told at the start.
-
-    Raises UnsuitableServer, StoreError.
-    """
-    with translated():
-        try:
-            client.eval("redis.call('HDEL', KEYS[1], 'x') return 1", 1, keys.PREFIX + "probe")
-        except ResponseError as error:
-            if isinstance(error, NoPermissionError) or "NOPERM" in str(error) or "permissions" in str(error):
-                raise UnsuitableServer(
-                    f"this Redis user may not run our scripts: {error}",
-                    hint=f"ACL SETUSER … ~{keys.PREFIX}* +@all -@dangerous +info +config|get",
-                ) from error
-            raise
+def _words(state: bytes) -> str:
+    """What a job's state says, for a message: it may be none of ours."""
+    return state.decode("utf-8", "backslashreplace")[:100]

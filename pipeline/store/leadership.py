@@ -10,6 +10,7 @@ from pipeline.plan import Plan, stream_names
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.foreign import ours
 from pipeline.store.losses import unknown_job
 from pipeline.store.outputs import remove_silent
 from pipeline.store.scripts import Scripts
@@ -41,7 +42,8 @@ class Leadership:
             case 1:
                 return Lease(answer[1].decode(), self._name, bool(answer[2]))
             case 0:
-                return Lease("", answer[1].decode(), False)
+                holder = answer[1] if len(answer) > 1 else b""  # the name is gone where another program has been
+                return Lease("", holder.decode("utf-8", "backslashreplace"), False)
             case _:
                 raise unknown_job(job)
 
@@ -109,9 +111,10 @@ class Leadership:
         self._answer(job, answer)
         forgotten = 0
         for visitor in answer[1]:
-            place, sender, name = visitor.decode().split(" ", 2)
-            stage, _, partition = place.partition(".")
-            log = keys.log(job, int(stage), int(partition))
+            with ours(keys.visitors(job)):
+                place, sender, name = visitor.decode().split(" ", 2)
+                stage, _, partition = place.partition(".")
+                log = keys.log(job, int(stage), int(partition))
             args = [token, visitor, name, sender, milliseconds]
             forgotten += self._answer(job, self._scripts.run("expire", [*names, keys.senders(job), log], args))
         return forgotten
@@ -159,7 +162,8 @@ class LeaderRegistry:
     def announce(self, silent_seconds: float) -> list[str]:
         """Says that this leader is here; returns those not heard of for so long. Raises StoreError."""
         answer = self._scripts.run("announce", [keys.leaders()], [self._name, int(silent_seconds * 1000)])
-        return [name.decode() for name in answer]
+        # A name that is none of a leader's has no queue to take away either.
+        return [name for name in (member.decode("utf-8", "replace") for member in answer) if "\ufffd" not in name]
 
     def heard_seconds(self) -> float | None:
         """Seconds since this leader was last heard of; None if it is not there. Raises StoreError."""

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pipeline.codec import decode_batch, encode_batch, key_field
-from pipeline.errors import DecodingError, InboxFull, JobStateError, LetterError, StoreUnavailable, UnknownJob
+from pipeline.errors import (
+    DecodingError,
+    EncodingError,
+    InboxFull,
+    JobStateError,
+    LetterError,
+    StoreUnavailable,
+    UnknownJob,
+)
 from pipeline.facts import JobRecord
 from pipeline.keying import group_of
 from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.foreign import integer, text_of
 from pipeline.store.holds import read_hold
 from pipeline.store.scripts import Scripts
 
 _PAGE: Final = 200
+_ATTEMPT: Final = re.compile(r"\d{1,16} \d{1,9} ")
 _MOST_DROPPED: Final = 4_000
 
 
@@ -26,7 +37,8 @@ class DeadLetter:
     """A record given up. `payload` is the record as a batch of one, unless `kind` is entry; the id begins with
     milliseconds by the clock of Redis.
 
-    kind: record; timer, whose value is its due time; or entry, whose bytes cannot be read.
+    kind: record; timer, whose value is its due time; entry, whose bytes cannot be read; or foreign, for what another
+        program has put among the letters: stage and partition are -1.
     tried: a line for each attempt before the last one: milliseconds, number, error.
     replay_of: the letter that was replayed, or dropped, when this record failed, or nothing: its own record, or that
         of one which held this record back.
@@ -228,27 +240,36 @@ class LetterStore:
 
 
 def read_letter(id_: str, fields: dict[bytes, bytes], edited: bytes = b"") -> DeadLetter:
-    """Raises DecodingError."""
+    """Whatever the entry holds: one that is none of ours is a letter of the kind foreign, so that it can be dropped."""
     try:
-        return DeadLetter(
+        text = text_of({name: value for name, value in fields.items() if name != b"payload"})
+        letter = DeadLetter(
             id=id_,
-            stage=int(fields[b"stage"]),
-            partition=int(fields[b"partition"]),
-            operator=fields[b"operator"].decode(),
-            error=fields[b"error"].decode(),
-            traceback=fields[b"traceback"].decode(),
+            stage=integer(text, "stage"),
+            partition=integer(text, "partition"),
+            operator=text["operator"],
+            error=text["error"],
+            traceback=text["traceback"],
             payload=fields[b"payload"],
-            kind=fields.get(b"kind", b"record").decode(),
-            tried=tuple(fields[b"tried"].decode().split("\n")) if b"tried" in fields else (),
-            replay_of=fields.get(b"replay_of", b"").decode(),
+            kind=text.get("kind", "record"),
+            tried=tuple(text["tried"].split("\n")) if "tried" in text else (),
+            replay_of=text.get("replay_of", ""),
             edited=edited,
-            holds=b"holds" in fields,
+            holds="holds" in text,
         )
-    except (KeyError, ValueError) as error:
-        raise DecodingError(f"the dead letter {id_} cannot be read: {error!r}") from error
+        if letter.holds:
+            group_of(_key(letter))
+        if letter.stage < 0 or letter.partition < 0 or any(not _ATTEMPT.match(line) for line in letter.tried):
+            raise ValueError("its numbers are none of ours")
+    except (KeyError, ValueError, DecodingError, EncodingError) as error:
+        why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
+        payload = fields.get(b"payload", b"")
+        return DeadLetter(id_, -1, -1, "", f"another program has written this: {why}", "", payload, "foreign")
+    return letter
 
 
 def _key(letter: DeadLetter) -> Any:
+    """Raises DecodingError."""
     return (decode_batch(letter.payload).keys or [None])[0]
 
 
@@ -263,6 +284,8 @@ def _check_replayable(letter: DeadLetter) -> None:
             f"the dead letter {letter.id} is a timer, which cannot be set again",
             hint="correct the operator, then drop the letter",
         )
+    if letter.kind == "foreign":
+        raise LetterError(f"{letter.id} is no dead letter of ours: {letter.error}", hint="drop it")
     if letter.kind != "record":
         raise LetterError(
             f"the dead letter {letter.id} is an entry whose bytes cannot be read", hint="send its records anew, drop it"

@@ -12,6 +12,7 @@ from pipeline.lifecycle import JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
 from pipeline.store import keys
+from pipeline.store.foreign import entry_id, ours
 from pipeline.store.scripts import Scripts
 
 LINE_CHARACTERS: Final = 500
@@ -61,14 +62,19 @@ class LossStore:
             raise unknown_job(self._job)
         if answer[0] != 1:
             return {}
-        return {place: read_position(text.decode()) for place, text in zip(places, answer[1], strict=True)}
+        found = {}
+        for place, name, text in zip(places, names[1:], answer[1], strict=True):
+            with ours(name):
+                found[place] = read_position(text.decode())
+        return found
 
     def known(self, name: str, sender: int, log: str) -> Known:
         """What the job has of a sender by its name without the generation. Raises UnknownJob, StoreError."""
         answer = self._scripts.run("known", [keys.senders(self._job), keys.job(self._job), log], [name, sender])
         if answer[0] == -5:
             raise unknown_job(self._job)
-        return Known(answer[1].decode(), int(answer[2]), answer[3], answer[4])
+        with ours(keys.job(self._job)):
+            return Known(answer[1].decode(), int(answer[2]), answer[3], answer[4])
 
     def accept(self, record: JobRecord) -> JobState:
         """The job goes on without what it has lost, under the next generation; its state.
@@ -92,16 +98,17 @@ class LossStore:
             case -2:
                 raise JobStateError(f"the loss of job {job!r} was accepted by another command just now")
             case -3:
-                raise JobStateError(f"job {job!r} is {answer[1].decode()}: it goes on only when it has halted")
+                state = answer[1].decode("utf-8", "backslashreplace")
+                raise JobStateError(f"job {job!r} is {state}: it goes on only when it has halted")
         raise JobStateError(
             f"nothing is known to be lost of job {job!r}", hint="leave --accept-loss out: it only goes on after a loss"
         )
 
 
 def read_position(text: str) -> Position:
-    """A position as scripts store it: `entry/record`."""
+    """A position as scripts store it: `entry/record`. Raises ValueError."""
     entry, _, record = text.partition("/")
-    return Position(entry, int(record or 0))
+    return Position(entry_id(entry), int(record or 0))
 
 
 def unknown_job(job: str) -> UnknownJob:

@@ -16,6 +16,7 @@ from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.store.standing import restored
@@ -104,9 +105,12 @@ class OutputReader:
                 raise ReadingError(
                     f"the result {opening.start} of {sink!r} is not there yet; the next one will be {answer[1]}"
                 )
-        self.position: str = answer[1].decode()
-        self.is_new = bool(answer[2])
-        self._run, self._adopted, self._server = answer[3].decode(), answer[4], scripts.server
+        with ours(self._keys[1]):
+            self.position: str = answer[1].decode()
+            _order(self.position)
+        with ours(keys.job(job)):
+            self._run = answer[3].decode()
+        self.is_new, self._adopted, self._server = bool(answer[2]), answer[4], scripts.server
 
     def _compare(self) -> None:
         """Another run of the server answers: goes on if it has all that was read. Raises TailLost, JobRestored."""
@@ -114,7 +118,9 @@ class OutputReader:
         answer = self._scripts.run("resume", [keys.job(self._job), self._keys[1]], [self._reader])
         if answer[0] == -5:
             raise unknown_job(self._job)
-        run, adopted, end, place = answer[1].decode(), answer[2], answer[3].decode(), answer[4].decode()
+        with ours(self._keys[1]):
+            run, adopted, end, place = answer[1].decode(), answer[2], answer[3].decode(), answer[4].decode()
+            _order(end), _order(place or end)
         if run.partition(".")[0] != self._run.partition(".")[0]:
             raise unknown_job(self._job)
         if _order(self._read_to) > _order(end):
@@ -157,9 +163,9 @@ class OutputReader:
         if self._scripts.server != self._server:
             self._compare()
         place, found = self._read_to, []
-        for entry_id, fields in self._entries(entries, wait_ms):
+        for id_bytes, fields in self._entries(entries, wait_ms):
             entry, skipped = _parts(place)
-            header, id_ = decode_header(fields[b"h"]), entry_id.decode()
+            header, id_ = decode_header(fields.get(b"h", b"")), id_bytes.decode()
             if _first(id_) > _first(entry) + skipped:
                 raise StaleReader(
                     f"results {_first(entry) + skipped} to {_first(id_) - 1} of {self._sink!r} are gone: "
@@ -168,7 +174,7 @@ class OutputReader:
             count = header.count if isinstance(header, Data) else 0
             skipped = skipped if id_ == entry else 0
             if isinstance(header, Data):
-                found.append(Stretch(_first(id_) + skipped, count - skipped, id_, skipped, fields[b"d"]))
+                found.append(Stretch(_first(id_) + skipped, count - skipped, id_, skipped, fields.get(b"d", b"")))
             place = entry_after(id_, count)
         self._read_to = place
         return found
@@ -202,7 +208,7 @@ class OutputReader:
         match answer[0]:
             case -1:
                 raise StaleReader(f"the reader {self._reader!r} of {self._sink!r} was removed, or had expired")
-            case -2 if not (is_repeated and answer[1].decode() == to):
+            case -2 if not (is_repeated and answer[1] == to.encode()):
                 raise StaleReader(
                     f"the reader {self._reader!r} of {self._sink!r} was moved by another process",
                     hint="give each process a reader of its own name",
@@ -243,29 +249,28 @@ def remove_reader(scripts: Scripts, job: str, sink: str, reader: str, limits: Li
 def remove_silent(scripts: Scripts, job: str, token: str, sink: str, limits: Limits) -> list[str] | None:
     """Takes out the readers that have expired and returns their names; None if `token` no longer leads the job."""
     answer = scripts.run("reap", [keys.leader(job), *_keys(job, sink)], [token, *_bounds(limits)])
-    return [name.decode() for name in answer[1]] if answer[0] == 1 else None
+    return [name.decode("utf-8", "backslashreplace") for name in answer[1]] if answer[0] == 1 else None
 
 
 def output_facts(sink: str, raw: Mapping[bytes, bytes], waiting: int, now_ms: int) -> OutputFacts:
-    """What the hash of an output stream says."""
-    meta = {name.decode(): value.decode() for name, value in raw.items()}
-    head = int(meta.get("head", 0))
+    """What the hash of an output stream says. Raises ValueError."""
+    meta = text_of(raw)
+    head = integer(meta, "head", 0)
     readers = []
     for name in sorted(field[2:] for field in meta if field.startswith("r:")):
         entry, skipped = _parts(meta["r:" + name])
-        heard, expire = meta.get("h:" + name), meta.get("x:" + name)
         readers.append(
             ReaderFacts(
                 name=name,
                 is_temporary=name.startswith(TEMPORARY),
                 next_number=_first(entry) + skipped,
                 unread=max(0, head + 1 - _first(entry) - skipped),
-                silent_seconds=max(0, now_ms - int(heard)) / 1000 if heard else 0.0,
-                expire_seconds=int(expire) / 1000 if expire else None,
+                silent_seconds=max(0, now_ms - integer(meta, "h:" + name, now_ms)) / 1000,
+                expire_seconds=integer(meta, "x:" + name) / 1000 if "x:" + name in meta else None,
             )
         )
     oldest = _first(meta.get("pos", "1-0"))
-    return OutputFacts(sink, oldest, head + 1, int(meta.get("bytes", 0)), waiting, tuple(readers))
+    return OutputFacts(sink, oldest, head + 1, integer(meta, "bytes", 0), waiting, tuple(readers))
 
 
 def _keys(job: str, sink: str) -> list[str]:
@@ -281,8 +286,9 @@ def _place(entry: str, record: int) -> str:
 
 
 def _parts(place: str) -> tuple[str, int]:
+    """Raises ValueError."""
     entry, _, record = place.partition("/")
-    return entry, int(record or 0)
+    return entry_id(entry), int(record or 0)
 
 
 def _first(entry: str) -> int:

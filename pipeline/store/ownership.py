@@ -17,6 +17,7 @@ from pipeline.records import MAX_TIME, MIN_TIME, Timer
 from pipeline.store import keys
 from pipeline.store.commits import Entry, read_entries
 from pipeline.store.connection import translated
+from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.holds import Hold, piece_field, read_hold
 from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
@@ -112,7 +113,8 @@ class Ownership:
             raise unknown_job(self.job)
         if answer[0] == -1:
             return None
-        return Pulse(JobState(answer[1].decode()), answer[2].decode())
+        with ours(names[1]):
+            return Pulse(JobState(answer[1].decode()), answer[2].decode())
 
     def take_tickets(
         self, table: int, calm: Sequence[Calm], records: int, bytes_: int
@@ -141,17 +143,18 @@ class Ownership:
         with translated():
             raw = self.scripts.client.hgetall(keys.assignment(self.job))
         rows = []
-        for place, value in raw.items():
-            stage, partition = place.decode().split(".")
-            worker, incarnation, token = value.decode().split("|")
-            if worker == self.worker and incarnation == self.incarnation:
-                rows.append(Assigned(int(stage), int(partition), worker, incarnation, token))
+        with ours(keys.assignment(self.job)):
+            for place, value in raw.items():
+                stage, partition = place.decode().split(".")
+                worker, incarnation, token = value.decode().split("|")
+                if worker == self.worker and incarnation == self.incarnation:
+                    rows.append(Assigned(int(stage), int(partition), worker, incarnation, token))
         return rows
 
     def acquire(self, row: Assigned, held_groups: Sequence[int] = ()) -> Acquired | None:
         """Where the partition stands; its owner works once without a ticket. None when the row is out of date.
 
-        held_groups: key groups of which keys may be held.
+        held_groups: key groups of which keys may be held. Raises ForeignData, StoreError.
         """
         at = (self.job, row.stage, row.partition)
         names = [keys.meta(*at), keys.log(*at), keys.job(self.job), keys.queue(*at)]
@@ -159,29 +162,36 @@ class Ownership:
         answer = self.scripts.run("acquire", names, [row.token])
         if answer[0] != 1:
             return None
-        meta, log = _pairs(answer[1]), _pairs(answer[2])
-        position = Position(meta["pos"], int(meta["rec"]))
-        deaths = int(meta.get("deaths", 0)) if meta.get("deaths_at") == str(position) else 0
-        attempts, tried = _attempts(meta) if meta.get("tried_at") == str(position) else (0, ())
-        return Acquired(
-            position=position,
-            deaths=deaths,
-            watermark=int(meta.get("watermark", MIN_TIME)),
-            done=meta.get("done") == "1",
-            table=int(answer[3]),
-            watermarks={name[2:]: int(value) for name, value in log.items() if name.startswith("w:")},
-            run=answer[4].decode(),
-            given={name[2:]: int(value) for name, value in log.items() if name.startswith("n:")},
-            published={name[2:]: int(value) for name, value in log.items() if name.startswith("r:")},
-            attempts=attempts,
-            tried=tried,
-            skipped=int(meta.get("skipped", 0)),
-            held={read_key_field(name): read_hold(data) for name, data in zip(*[iter(answer[5])] * 2, strict=True)},
-            restored_end=Position(meta["restored_end"]) if "restored_end" in meta else None,
-            left_out=int(meta.get("left_out", 0)),
-            letters=int(meta.get("letters", 0)),
-            sent=msgspec.json.decode(meta.get("sent", "{}"), type=dict[str, int]),
-        )
+        with ours(names[2]):
+            table, run = int(answer[3]), answer[4].decode()
+        with ours(names[1]):
+            log = _pairs(answer[2])
+            watermarks, given, published = (_numbers(log, prefix) for prefix in ("w:", "n:", "r:"))
+        with ours(" or ".join(names[4:])):
+            held = {read_key_field(name): read_hold(data) for name, data in zip(*[iter(answer[5])] * 2, strict=True)}
+        with ours(names[0]):
+            meta = _pairs(answer[1])
+            position = Position(entry_id(meta["pos"]), integer(meta, "rec"))
+            attempts, tried = _attempts(meta) if meta.get("tried_at") == str(position) else (0, ())
+            return Acquired(
+                position=position,
+                deaths=integer(meta, "deaths", 0) if meta.get("deaths_at") == str(position) else 0,
+                watermark=integer(meta, "watermark", MIN_TIME),
+                done=meta.get("done") == "1",
+                table=table,
+                watermarks=watermarks,
+                run=run,
+                given=given,
+                published=published,
+                attempts=attempts,
+                tried=tried,
+                skipped=integer(meta, "skipped", 0),
+                held=held,
+                restored_end=Position(entry_id(meta["restored_end"])) if "restored_end" in meta else None,
+                left_out=integer(meta, "left_out", 0),
+                letters=integer(meta, "letters", 0),
+                sent=msgspec.json.decode(meta.get("sent", "{}"), type=dict[str, int]),
+            )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
         """Says that the record at `position` is about to be run alone. False when fenced."""
@@ -243,8 +253,10 @@ class Ownership:
         share = limit // len(places) + 1
         found: list[tuple[int, int, Timer]] = []
         horizon = (MAX_TIME, len(operators))
-        for (rank, _), raw in zip(places, self.scripts.run("due", names, [watermark, share]), strict=True):
-            timers = [read_timer_member(member) for member in raw[::2]]
+        answers = self.scripts.run("due", names, [watermark, share])
+        for (rank, _), name, raw in zip(places, names, answers, strict=True):
+            with ours(name):
+                timers = [read_timer_member(member) for member in raw[::2]]
             found.extend((timer.due, rank, timer) for timer in timers)
             if len(timers) == share:
                 horizon = min(horizon, (timers[-1].due, rank))
@@ -264,4 +276,9 @@ def _attempts(meta: dict[str, str]) -> tuple[int, tuple[str, ...]]:
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    return text_of(dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _numbers(fields: dict[str, str], prefix: str) -> dict[str, int]:
+    """The numbers in the fields of a prefix, by what is behind it. Raises ValueError."""
+    return {name[len(prefix) :]: integer(fields, name) for name in fields if name.startswith(prefix)}

@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from pipeline.errors import StoreRestarted
+from pipeline.errors import ForeignData, StoreRestarted
 from pipeline.store.connection import translated
+from pipeline.store.foreign import HINT, suspects
 
 _FOLDER = resources.files("pipeline.store") / "scripts"
 _FRESH_SECONDS: Final = 0.25
@@ -28,6 +29,12 @@ _KEPT: WeakKeyDictionary[Any, list[tuple[Any, int, float]]] = WeakKeyDictionary(
 
 _PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
 
+
+_CANNOT_COUNT: Final = re.compile(
+    r"^FOREIGN |attempt to (?:perform|compare|concatenate|index|get length)|bad argument #|not an integer"
+    r"|not a valid float|equal or smaller than|must be strings or integers|Invalid stream ID"
+)
+"""What Lua and Redis say of a value that our scripts have not written."""
 
 _RUN_ID: Final = re.compile(rb"^run_id:([0-9A-Za-z]+)\r?$", re.MULTILINE)
 
@@ -53,16 +60,27 @@ class Scripts:
         self._kept = _KEPT.setdefault(client, [])
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
-        """The script's answer. Raises the errors of `pipeline.store.connection.translated`.
+        """The script's answer. Raises the errors of `pipeline.store.connection.translated`; ForeignData, with the key
+        and the field as far as that can be told, when a script cannot count with what it finds.
 
         Raises StoreRestarted, once, when another run of the server answers than before; the script was not run then.
         """
         known = self._known.get(name) or self._learn(name)
         with translated():
             try:
-                return self._send("EVALSHA", known[0], len(keys), *keys, *args)
-            except NoScriptError:
-                return self._teach("EVAL", known[1], len(keys), *keys, *args)
+                try:
+                    return self._send("EVALSHA", known[0], len(keys), *keys, *args)
+                except NoScriptError:
+                    return self._teach("EVAL", known[1], len(keys), *keys, *args)
+            except ResponseError as error:
+                if _CANNOT_COUNT.search(str(error)):
+                    raise self._foreign(name, keys, error) from error
+                raise
+
+    def _foreign(self, name: str, keys: Sequence[str], error: ResponseError) -> ForeignData:
+        """The script found what no script of ours has written."""
+        found = suspects(self.client, keys) or f"{name}.lua cannot work with it: {error}"
+        return ForeignData(f"a key of ours holds something else: {found}", hint=HINT)
 
     def meet(self) -> str:
         """The run id of the server that answers. Raises StoreRestarted when it is another one than before."""

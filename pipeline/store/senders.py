@@ -26,6 +26,7 @@ from pipeline.store import ids as own_ids
 from pipeline.store import keys
 from pipeline.store.connection import connect, translated
 from pipeline.store.durability import Durability, read_durability
+from pipeline.store.foreign import ours
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.patience import Patience
@@ -136,7 +137,7 @@ class Feed:
         def found() -> list[Any]:
             with translated():
                 pages = self._scripts.client.hscan_iter(keys.senders(self._address.job), prefix + "*", count=1000)
-                return [field.decode().removeprefix(prefix) for field, _ in pages]
+                return [field.decode("utf-8", "replace").removeprefix(prefix) for field, _ in pages]
 
         return sorted(set(self._patience.through_outages(found)))
 
@@ -207,13 +208,15 @@ class Lane:
     def _enter(self, registration: list[Any]) -> None:
         """Begins from what the job has said of this sender."""
         self._server = self._scripts.server
-        self._id, self._epoch, partition, self.taken, self.finished, stored, run = registration
-        number, _, position = stored.partition(b" ")
-        self.position = msgspec.json.decode(position) if position else None
-        """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
-        self.position_at = int(number or 0)
         job, source = self._address.job, self._address.source
         stage = self._plan.entry_stage(source).index
+        with ours(f"{keys.senders(job)}, or the log of its partition,"):
+            self._id, self._epoch, partition, self.taken, self.finished, stored, run = registration
+            number, _, position = stored.partition(b" ")
+            self.position = msgspec.json.decode(position) if position else None
+            self.position_at = int(number or 0)
+            of_run = run.decode()
+        """Where to read on behind the record `position_at`: what an append stored with it. None: at the beginning."""
         self._log = keys.log(job, stage, partition)
         self._keys = [
             keys.inbox(job, stage, partition),
@@ -223,7 +226,7 @@ class Lane:
         ]
         self.visitor = f"{stage}.{partition} {self._id} {self.name}"
         """What it is among the visitors, if it is one."""
-        sender = Sender(job, run.decode(), source, self.name, self._id, self._epoch, self._log)
+        sender = Sender(job, of_run, source, self.name, self._id, self._epoch, self._log)
         self._standing = Standing(self._scripts, sender, self._patience)
 
     def append(

@@ -9,6 +9,7 @@ from pipeline.codec import split_state_field, state_field
 from pipeline.keying import GROUPS, group_of
 from pipeline.store import keys
 from pipeline.store.connection import translated
+from pipeline.store.foreign import ours
 
 PAGE_FIELDS: Final = 100
 """About so many fields come with one answer of Redis; a small group comes at once."""
@@ -29,7 +30,7 @@ def scan_states(client: Any, job: str, stage: int) -> Iterator[tuple[int, str, A
     """(key group, operator, key, encoded state) of a stage, group after group, each pair of operator and key once.
 
     What is there all the while is given; what comes or goes meanwhile may be or not. Holds the fields of one key group.
-    Raises DecodingError, StoreError.
+    Raises ForeignData, StoreError.
     """
     for group in range(GROUPS):
         seen: set[bytes] = set()
@@ -40,7 +41,8 @@ def scan_states(client: Any, job: str, stage: int) -> Iterator[tuple[int, str, A
             for field, data in page.items():
                 if field not in seen:
                     seen.add(field)
-                    operator, key = split_state_field(field)
+                    with ours(keys.state(job, stage, group)):
+                        operator, key = split_state_field(field)
                     yield group, operator, key, data
             if not cursor:
                 break

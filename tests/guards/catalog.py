@@ -20,6 +20,9 @@ class Guard:
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
+_ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
+_COUNTED: Final = "tests/fuzz/test_fuzz_jobs.py -k counts_records_that_there_are_not"
+
 GUARDS: Final = (
     Guard("token", "commit", "if m[1] ~= ARGV[1] then return {-1} end", ""),
     Guard("position", "commit", "if m[2] ~= ARGV[2] or m[3] ~= ARGV[3] then return {-2} end", ""),
@@ -41,5 +44,7 @@ GUARDS: Final = (
     Guard("leader's token, assign", "assign", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
     Guard("next term", "assign", "if tonumber(m[1] or 0) + 1 ~= tonumber(ARGV[5]) then return {0} end", ""),
     Guard("leader's token, close", "close", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
+    Guard("an entry of another program", "commit", "if type(answer) == 'table' then", "if false then", _ADDED),
+    Guard("the end of the inbox", "commit", " > tonumber(m[10] or 0) + 1 then", " < 0 then", _COUNTED),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

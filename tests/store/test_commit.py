@@ -620,3 +620,19 @@ def test_what_was_read_ahead_and_not_committed_stays_for_the_next_owner(bench: B
     hand.commit(Position("2-0"), read_from="4-0", taken=1)
 
     assert values_of(bench.worker(nonce="y").fetch()) == ["b", "c"]
+
+
+def test_a_foreign_entry_in_one_target_leaves_the_others_so_that_the_commit_can_be_made_later(bench: Bench) -> None:
+    hand = fed(bench, "a")
+    outputs = {**to_out(bench, "A"), **to_keyed(bench, "A")}
+    (_, inbox) = (target.inbox for target in outputs)
+    bench.client.xadd(inbox, {"hello": "world"})
+
+    reply = hand.commit(Position("2-0"), outputs=outputs)
+
+    assert isinstance(reply, Refused)
+    assert reply.detail == inbox
+    assert bench.client.xlen(keys.out("j", "out")) == 0
+    bench.client.delete(inbox)
+    assert hand.commit(Position("2-0"), outputs=outputs) == Kept()
+    assert [bench.client.xlen(target.inbox) for target in outputs] == [1, 1]

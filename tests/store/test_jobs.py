@@ -16,8 +16,9 @@ from pipeline.positions import START, Position
 from pipeline.store import keys
 from pipeline.store.commits import Output, Refusal, Refused, Target, Write
 from pipeline.store.connection import connect
-from pipeline.store.jobs import JobStore, check_permissions
+from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore
+from pipeline.store.permissions import RULE, check_permissions
 from pipeline.store.scripts import Scripts
 from tests.runtime.harness import FlakyScripts, Moment
 
@@ -211,11 +212,13 @@ def test_dead_letters_are_read_oldest_first_with_their_record(bench: Bench) -> N
     assert bench.jobs.facts("j").dead_letters == 3
 
 
-def test_a_damaged_dead_letter_is_a_decoding_error(bench: Bench) -> None:
+def test_what_another_program_put_among_the_dead_letters_is_shown_as_that(bench: Bench) -> None:
     bench.client.xadd(keys.dead("j"), {"stage": "x"})
 
-    with pytest.raises(DecodingError, match="dead letter"):
-        bench.jobs.dead_letters("j")
+    (letter,) = bench.jobs.dead_letters("j")
+
+    assert (letter.kind, letter.stage) == ("foreign", -1)
+    assert "the field 'stage' is 'x', which is no number" in letter.error
 
 
 def test_staged_files_come_by_stage_partition_and_term(bench: Bench) -> None:
@@ -417,3 +420,39 @@ def test_a_change_of_state_is_never_from_before_the_last_one(bench: Bench) -> No
 
     losses.accept(bench.jobs.read("j"))
     assert bench.jobs.read("j").changed_at_ms >= later
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        (("~celeriac:*", "&*", "+@all", "-xadd"), "XADD"),
+        (("~celeriac:*", "&*", "+@all", "-hset", "-zadd"), "HSET, ZADD"),
+        (("~celeriac:*", "&*", "+@all", "-eval"), "EVAL"),
+        (("~celeriac:*", "&*", "+@all", "-evalsha"), "EVALSHA"),
+        (("~celeriac:*", "&*", "+@all", "-brpop"), "BRPOP"),
+        (("~celeriac:*", "&*", "+@all", "-info"), "INFO"),
+        (("~other:*", "&*", "+@all"), "the keys that begin with celeriac:"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_acl_that_is_too_narrow_is_told_with_the_commands_that_it_lacks(
+    bench: Bench, rules: tuple[str, ...], missing: str
+) -> None:
+    bench.client.execute_command("ACL", "SETUSER", "weak", "reset", "on", ">secret", *rules)
+    try:
+        url = bench.url.replace("unix://", "unix://weak:secret@")
+        with connect(url) as weak, pytest.raises(UnsuitableServer) as caught:
+            check_permissions(weak)
+    finally:
+        bench.client.execute_command("ACL", "DELUSER", "weak")
+
+    assert missing in str(caught.value)
+    assert "ACL SETUSER" in caught.value.hint
+
+
+def test_the_rule_of_the_hint_is_enough(bench: Bench) -> None:
+    rule = RULE.split(" … ")[1].split()
+    bench.client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", *rule)
+    with connect(bench.url.replace("unix://", "unix://narrow:secret@")) as narrow:
+        check_permissions(narrow)
+    bench.client.execute_command("ACL", "DELUSER", "narrow")

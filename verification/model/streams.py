@@ -46,14 +46,14 @@ def _trim_to(stream: Stream, about: bool, most: int) -> int:
 
 
 def _xtrim(keyspace: Keyspace, args: Args) -> int:
-    stream: Stream | None = keyspace.get(args[0], Stream)
-    if stream is None:
-        return 0
     match args[1].upper(), args[2:]:
         case b"MINID", [at]:
-            return stream.cut(stream.between(read_id(at), LAST)[0])
+            first = read_id(at)
+            stream: Stream | None = keyspace.get(args[0], Stream)
+            return 0 if stream is None else stream.cut(stream.between(first, LAST)[0])
         case b"MAXLEN", [most]:
-            return _trim_to(stream, False, int(most))
+            stream = keyspace.get(args[0], Stream)
+            return 0 if stream is None else _trim_to(stream, False, int(most))
     raise NotModelled(f"XTRIM {args[1:]}")
 
 

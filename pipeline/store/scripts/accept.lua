@@ -35,9 +35,9 @@ end
 local visits = call('ZRANGE', visitors, 0, -1, 'WITHSCORES')
 
 if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[2]) end
-call('HDEL', job, 'lost', 'halted', 'reason')
 keep_time(job, time, ahead)
 end_ownerships(metas, outs, KEYS[4], elapsed)
+call('HDEL', job, 'lost', 'halted', 'reason')
 call('HDEL', leader, 'token', 'until')
 for _, sender in ipairs(named) do
   call('HDEL', senders, sender[1])

@@ -32,6 +32,9 @@ if j[2] == 'closed' or j[4] ~= server or records >= tonumber(ARGV[7]) or bytes >
 if first ~= last + 1 then return {-6, last} end
 
 -- A record whose id was seen before, here or in an earlier batch, keeps its number; the header says to skip it.
+local found = no_number(job, {'table'}, {j[3]})
+if found then return refusal(found) end
+
 local skip, fresh, at = {}, {}, 0
 if #KEYS > 4 then
   local time = call('TIME')
@@ -53,6 +56,10 @@ if #KEYS > 4 then
   end
 end
 
+if #skip > 0 then
+  found = uncountable(meta, 'duplicate')
+  if found then return refusal(found) end
+end
 local watermark = ARGV[6] == '' and 'null' or ARGV[6]
 local header = '["D","' .. sender .. '",' .. int(first) .. ',' .. int(count) .. ',' .. watermark .. ',' .. j[3] .. ',['
   .. table.concat(skip, ',') .. ']]'

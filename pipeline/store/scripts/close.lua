@@ -12,6 +12,10 @@ for i = 3, #KEYS, 2 do
 end
 local key = foreign(wanted)
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
+for i = 3, #KEYS, 2 do
+  key = unfit(KEYS[i], KEYS[i + 1])
+  if key then return refusal(key) end
+end
 call('HDEL', KEYS[2], 'ending:' .. ARGV[2])
 for i = 3, #KEYS, 2 do
   if not call('HGET', KEYS[i + 1], 'closed') then

@@ -9,12 +9,13 @@
 --   then d, d times: inbox, meta, log, waiting as key numbers, kind (inbox or out), e, e times: kind (D, W, E), count, watermark, payload
 -- Returns {0} idle: the ring flag is clear   {1, entries}   {2} yielded   {3} kept
 --   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run
---   -6 this run of the server is not adopted yet   -7 foreign key type
--- The first write is an XTRIM or HDEL, which a Redis without memory lets through with all that follows.
+--   -6 this run of the server is not adopted yet   -7 foreign, with the key, or the key and a field: something that no
+--   script of ours has written
+-- The first write is an HDEL or XTRIM, which a Redis without memory lets through with all that follows.
 -- Calls cost more than what they do: each key is read once, and written once.
 local inbox, meta, log, waiting, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit_records, limit_bytes, low = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
-local mode = ARGV[8]
+local sender, mode = ARGV[7], ARGV[8]
 
 local j = call('HMGET', job, 'state', 'table', 'run_id')
 if j[1] ~= 'running' and j[1] ~= 'draining' then return {-5} end
@@ -26,8 +27,14 @@ if m[2] ~= ARGV[2] or m[3] ~= ARGV[3] then return {-2} end
 if j[2] ~= ARGV[6] then return {-3} end
 
 -- Find the sections, and check what could fail.
+if mode == 'yield' and not (m[12] and m[13]) then return {-7, meta .. ' ticket'} end
 local key = foreign({inbox, 'stream', mode == 'yield' and m[12], 'list'})
 if key then return {-7, key} end
+key = no_number(meta, {'bytes', 'taken', 'emitted', 'filtered', 'late', 'dead', 'head', 'sub'},
+  {m[4], m[5], m[6], m[7], m[8], m[9], m[10], m[11]})
+if key then return {-7, key} end
+-- A header of another program's may count records that there are not: the position would pass the end for good.
+if tonumber(string.match(ARGV[4], '^%d+')) > tonumber(m[10] or 0) + 1 then return {-7, inbox} end
 local waiters = redis.pcall('HLEN', waiting)
 if type(waiters) == 'table' then return {-7, waiting} end
 local at = 21
@@ -63,7 +70,10 @@ for i = 1, count do
   out.rings = not out.m[6] and out.m[7]
   key = foreign({out[1], 'stream', out.rings and out.m[7], 'list'})
   if key then return {-7, key} end
+  key = no_number(out[2], {'head', 'sub', 'bytes'}, out.m) or no_number(out[3], {sender}, {out.last})
+  if key then return {-7, key} end
   out.head, out.sub, out.bytes = tonumber(out.m[1] or 0), tonumber(out.m[2] or 0), tonumber(out.m[3] or 0)
+  if out.rings and not out.m[8] then return {-7, out[2] .. ' ticket'} end
   out.readers = out.kind ~= 'out' or out.m[9]
   -- What only readers without a name have read may be trimmed, so it makes nothing full.
   if out.readers or (out.m[10] and not before(out.m[4] or '1-0', out.m[10])) then
@@ -79,6 +89,38 @@ for i = 1, count do
   end
   outs[i] = out
   at = out.at + 4 * out.n
+end
+
+-- Entries first: an id that another program has made impossible refuses the whole commit. The HDEL shrinks, and does nothing.
+if #outs > 0 then call('HDEL', meta, 'nothing') end
+local added = {}
+for _, out in ipairs(outs) do
+  local last = tonumber(out.last or 0)
+  for e = 0, out.n - 1 do
+    local kind, n, watermark, payload = unpack(ARGV, out.at + 4 * e, out.at + 4 * e + 3)
+    local id, answer = int(out.head + 1) .. '-' .. int(out.sub), nil
+    if kind == 'D' then
+      n = tonumber(n)
+      answer = redis.pcall('XADD', out[1], id, 'h', '["D","' .. sender .. '",' .. int(last + 1) .. ',' .. int(n) .. ','
+        .. watermark .. ',' .. j[2] .. ',[]]', 'd', payload)
+      last, out.head, out.sub, out.bytes = last + n, out.head + n, 0, out.bytes + #payload
+    else
+      answer = redis.pcall('XADD', out[1], id, 'h',
+        kind == 'W' and '["W","' .. sender .. '",' .. watermark .. ']' or '["E","' .. sender .. '"]')
+      out.sub = out.sub + 1
+    end
+    if type(answer) == 'table' then
+      -- Also the streams' last ids, or the same ids would be refused when what is foreign has been taken away.
+      for i = #added, 1, -1 do
+        call('XDEL', added[i][1], added[i][2])
+        local top = call('XREVRANGE', added[i][1], '+', '-', 'COUNT', 1)[1]
+        call('XSETID', added[i][1], top and top[1] or '0-1')
+      end
+      return {-7, out[1]}
+    end
+    added[#added + 1] = {out[1], id}
+  end
+  out.last = last
 end
 
 -- A commit of nothing only reads on.
@@ -102,23 +144,8 @@ for _, write in ipairs(writes) do
     end
   end
 end
-local sender = ARGV[7]
 for _, out in ipairs(outs) do
-  local last = tonumber(out.last or 0)
-  for e = 0, out.n - 1 do
-    local kind, n, watermark, payload = unpack(ARGV, out.at + 4 * e, out.at + 4 * e + 3)
-    local id = int(out.head + 1) .. '-' .. int(out.sub)
-    if kind == 'D' then
-      n = tonumber(n)
-      call('XADD', out[1], id, 'h', '["D","' .. sender .. '",' .. int(last + 1) .. ',' .. int(n) .. ',' .. watermark .. ','
-        .. j[2] .. ',[]]', 'd', payload)
-      last, out.head, out.sub, out.bytes = last + n, out.head + n, 0, out.bytes + #payload
-    else
-      call('XADD', out[1], id, 'h', kind == 'W' and '["W","' .. sender .. '",' .. watermark .. ']' or '["E","' .. sender .. '"]')
-      out.sub = out.sub + 1
-    end
-  end
-  call('HSET', out[3], sender, int(last))
+  call('HSET', out[3], sender, int(out.last))
   local fields = {'head', int(out.head), 'sub', int(out.sub), 'bytes', int(out.bytes)}
   if out.rings then
     fields[7], fields[8] = 'ring', '1'

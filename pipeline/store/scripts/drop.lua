@@ -3,6 +3,8 @@
 -- Returns {how many there were}
 local key = foreign({KEYS[1], 'stream', KEYS[2], 'hash', KEYS[3], 'hash'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
+local found = uncountable(KEYS[3], 'dropped')
+if found then return refusal(found) end
 local count = call('XDEL', KEYS[1], unpack(ARGV))
 call('HDEL', KEYS[2], unpack(ARGV))
 if count > 0 and call('EXISTS', KEYS[3]) == 1 then call('HINCRBY', KEYS[3], 'dropped', count) end

@@ -8,6 +8,8 @@ local heard = call('ZSCORE', KEYS[2], ARGV[2])
 if not heard or tonumber(heard) > before then return {0} end
 local id = ARGV[4]
 local last = call('HGET', KEYS[4], id)
+local found = uncountable(KEYS[4], id, 'gone')
+if found then return refusal(found) end
 call('ZREM', KEYS[2], ARGV[2])
 call('HDEL', KEYS[3], 'n:' .. ARGV[3])
 call('HDEL', KEYS[4], id, 'e:' .. id, 'n:' .. id, 'w:' .. id, 'p:' .. id)

@@ -5,6 +5,8 @@ local log, senders, id = KEYS[1], KEYS[2], ARGV[2]
 if call('EXISTS', KEYS[3]) == 0 then return {-5} end
 if call('HGET', log, 'e:' .. id) ~= ARGV[3] then return {0} end
 local last = call('HGET', log, id)
+local found = uncountable(log, id, 'gone')
+if found then return refusal(found) end
 call('HDEL', log, id, 'e:' .. id, 'n:' .. id, 'w:' .. id, 'p:' .. id)
 call('HINCRBY', log, 'gone', last or '0')
 call('HDEL', senders, 'n:' .. ARGV[1])

@@ -13,6 +13,8 @@ if not j then return {-5} end
 if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end
 local key = foreign({KEYS[6], 'hash', KEYS[3], 'hash', KEYS[4], 'stream', call('HGET', KEYS[5], 'queue'), 'list'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
+local found = unfit(KEYS[4], KEYS[5]) or uncountable(KEYS[1], 'dropped')
+if found then return refusal(found) end
 local m = call('HMGET', KEYS[5], 'held', 'held_bytes', 'done')
 local records, bytes = string.match(call('HGET', KEYS[6], ARGV[3]) or '0 0', '^(%d+) (%d+)')
 local payload = call('HGET', KEYS[3], ARGV[1]) or ARGV[2]

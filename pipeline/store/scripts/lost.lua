@@ -11,6 +11,7 @@ for line in string.gmatch(lines, '[^\n]+') do
 end
 if count >= 100 then return {0} end
 if foreign({KEYS[2], 'stream'}) then return redis.error_reply('WRONGTYPE ' .. KEYS[2]) end
+now(KEYS[1])  -- stops here where somebody has bent the clock
 call('HDEL', KEYS[1], 'lost')
 call('HSET', KEYS[1], 'lost', lines == '' and ARGV[2] or lines .. '\n' .. ARGV[2])
 if j[1] == 'running' or j[1] == 'draining' or j[1] == 'publishing' then

@@ -94,12 +94,45 @@ local function foreign(wanted)
   end
 end
 
+-- The first of `fields` of a hash that holds something else than a number, as a name for messages; `values` are what
+-- HMGET gave for them. Arithmetic on it would fail half-way.
+local function no_number(key, fields, values)
+  for i = 1, #fields do
+    if values[i] and (#values[i] > 17 or not string.match(values[i], '^%-?%d+$')) then return key .. ' ' .. fields[i] end
+  end
+end
+
+-- The same for fields that are still to be read.
+local function uncountable(key, ...)
+  return no_number(key, {...}, call('HMGET', key, ...))
+end
+
+local function refusal(found) return redis.error_reply('FOREIGN ' .. found) end
+
 -- True if one entry id stands in front of another.
 local function before(one, other)
   local a, b = string.match(one, '^(%d+)-(%d+)')
   local c, d = string.match(other, '^(%d+)-(%d+)')
   a, b, c, d = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
   return a < c or (a == c and b < d)
+end
+
+-- What keeps an entry from being put into a stream whose meta says that `head` records, and `sub` entries behind them, are
+-- in it: another program has added one of its own, and be it gone since, so XADD would fail half-way. Copies two entries.
+local function stranger(stream, head, sub)
+  if call('EXISTS', stream) == 0 then return end
+  local info = call('XINFO', 'STREAM', stream)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' and not before(info[i + 1], int(head + 1) .. '-' .. int(sub)) then return stream end
+  end
+end
+
+-- Why `put` or `ring` would fail half-way, or nothing.
+local function unfit(inbox, meta)
+  local h = call('HMGET', meta, 'head', 'sub', 'bytes', 'queue', 'ticket')
+  local found = no_number(meta, {'head', 'sub', 'bytes'}, h)
+    or stranger(inbox, tonumber(h[1] or 0), tonumber(h[2] or 0))
+  return found or (h[4] and not h[5] and meta .. ' ticket')
 end
 
 -- Trims an output without named readers to its newest entries within the bounds; the last entry always stays, and so
@@ -151,6 +184,8 @@ local function settle(out, meta, waiting, name, at, limit_records, limit_bytes, 
   if slowest then
     for _, entry in ipairs(call('XRANGE', out, '-', '(' .. slowest)) do freed = freed + #(entry[2][4] or '') end
   end
+  local _, size = backlog(meta)
+  size = int(math.max(0, size - freed))
   call('HLEN', waiting)
   local time = call('TIME')
 
@@ -163,8 +198,7 @@ local function settle(out, meta, waiting, name, at, limit_records, limit_bytes, 
   end
   if held then call('HSET', meta, 'held', held) end
   if slowest then
-    local bytes = int(math.max(0, tonumber(call('HGET', meta, 'bytes') or 0) - freed))
-    call('HSET', meta, 'readers', int(named), 'pos', slowest, 'rec', '0', 'bytes', bytes)
+    call('HSET', meta, 'readers', int(named), 'pos', slowest, 'rec', '0', 'bytes', size)
   else
     call('HDEL', meta, 'readers')
     keep_newest(out, meta, limit_records, limit_bytes, held)
@@ -190,13 +224,14 @@ local function end_ownerships(metas, outs, assignment, elapsed)
     local m = call('HMGET', out, 'head', 'sub')
     ends[i] = int(tonumber(m[1] or 0) + 1) .. '-' .. (m[2] or '0')
   end
-  for i, meta in ipairs(metas) do found[i] = call('HMGET', meta, 'term', 'pos', 'rec', 'head', 'sub') end
+  for i, meta in ipairs(metas) do
+    local m = call('HMGET', meta, 'term', 'pos', 'rec', 'head', 'sub')
+    found[i] = {int(math.max(tonumber(m[1] or 0), elapsed)), m[2] .. '/' .. m[3], int(tonumber(m[4]) + 1) .. '-' .. m[5]}
+  end
   call('DEL', assignment)
   for i, meta in ipairs(metas) do
-    local m = found[i]
     call('HDEL', meta, 'token', 'owner', 'trying')
-    call('HSET', meta, 'term', int(math.max(tonumber(m[1] or 0), elapsed)), 'restored', m[2] .. '/' .. m[3],
-      'restored_end', int(tonumber(m[4]) + 1) .. '-' .. m[5])
+    call('HSET', meta, 'term', found[i][1], 'restored', found[i][2], 'restored_end', found[i][3])
   end
   for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end
 end

@@ -13,6 +13,8 @@ local records, bytes = backlog(KEYS[5])
 if j[3] ~= server or records >= tonumber(ARGV[3]) or bytes >= tonumber(ARGV[4]) then return {-4} end
 local key = foreign({KEYS[4], 'stream', KEYS[3], 'hash', call('HGET', KEYS[5], 'queue'), 'list'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
+local found = unfit(KEYS[4], KEYS[5]) or uncountable(KEYS[6], 'replay') or no_number(KEYS[1], {'table'}, {j[2]})
+if found then return refusal(found) end
 local number = int(tonumber(call('HGET', KEYS[6], 'replay') or 0) + 1)
 
 call('XDEL', KEYS[2], ARGV[1])
