@@ -34,6 +34,8 @@ class WorkerSettings:
     worker: str
     incarnation: str
     pipeline: str
+    pool: str = ""
+    """The pool whose size an agent changes; nothing for a worker that runs by itself."""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> WorkerSettings:
@@ -45,7 +47,14 @@ class WorkerSettings:
                 f"a worker needs {', '.join(missing)} in its environment", hint="start workers with celeriac run"
             )
         url, job, worker, pipeline = (environment[name] for name in names)
-        return cls(url, job, worker, environment.get("CELERIAC_INCARNATION", "1-manual"), pipeline)
+        return cls(
+            url,
+            job,
+            worker,
+            environment.get("CELERIAC_INCARNATION", "1-manual"),
+            pipeline,
+            environment.get("CELERIAC_POOL", ""),
+        )
 
 
 def make_app(settings: WorkerSettings) -> Celery:
@@ -78,6 +87,7 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.steps["worker"].add(RefuseOtherPools)
     app.steps["consumer"].add(Owning)
     app.celeriac_worker = worker
+    app.celeriac_pool = settings.pool
     app.celeriac_pulse_ownership = ownership()
     return app
 

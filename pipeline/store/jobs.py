@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob, UnsuitableServer
@@ -16,6 +17,7 @@ from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
+from pipeline.scaling.settings import Scaling
 from pipeline.store import keys
 from pipeline.store.books import read_alarms
 from pipeline.store.connection import translated
@@ -284,8 +286,11 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
             losses=tuple(text.get("lost", "").splitlines()),
             accepted=tuple(text.get("accepted", "").splitlines()),
+            scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
+            workers_wanted=int(text.get("workers_wanted", 0)),
+            scaled_at_ms=int(text.get("scaled_at", 0)),
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error
 
 
@@ -323,7 +328,9 @@ def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
             name = field[2:]
             age = max(0, now_ms - int(text.get("a:" + name, 0))) / 1000
             dead = text.get("d:" + name) == incarnation
-            found.append(WorkerFacts(name, incarnation, age, dead, json.loads(text.get("r:" + name, "{}"))))
+            report = json.loads(text.get("r:" + name, "{}"))
+            leaving = text.get("l:" + name) == incarnation
+            found.append(WorkerFacts(name, incarnation, age, dead, report, leaving))
     return tuple(found)
 
 
