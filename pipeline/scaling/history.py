@@ -6,8 +6,9 @@ were there; and workers report their busy time as a sum, so two looks give what 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,8 +70,8 @@ class History:
         self._moments.append(
             Moment(
                 facts.now_ms,
-                tuple(part.head for part in facts.partitions),
-                tuple(sum(part.head for part in own) for own in parts),
+                tuple(arrived(part) for part in facts.partitions),
+                tuple(sum(arrived(part) for part in own) for own in parts),
                 tuple(sum(part.taken for part in own) for own in parts),
                 tuple(self._busy),
                 tuple(any(_is_nearly_full(part, facts) for part in own) for own in parts),
@@ -90,7 +91,8 @@ class History:
         if len(window) < 2:
             return None
         mine, others = _counted(facts)
-        stages = tuple(self._stage(stage, facts, window) for stage in facts.record.plan.stages)
+        ages, stopped = self._ages(facts), _stopped(facts)
+        stages = tuple(_stage_load(stage, facts, window, ages, stopped) for stage in facts.record.plan.stages)
         seconds = (window[-1].now_ms - window[0].now_ms) / 1000
         return Load(seconds, stages, mine, facts.record.workers_wanted, others)
 
@@ -113,32 +115,45 @@ class History:
                 seen[who, index] = max(seconds, before or 0.0)
         self._seen = seen
 
-    def _stage(self, stage: StagePlan, facts: JobFacts, window: list[Moment]) -> StageLoad:
-        at, first, last = stage.index, window[0], window[-1]
-        seconds = (last.now_ms - first.now_ms) / 1000
-        backlogged = [part for part in facts.partitions if part.stage == at and part.backlog]
-        stopped = sum(_is_stopped(part, stage, facts) for part in backlogged)
-        return StageLoad(
-            index=at,
-            name=stage.name,
-            upstream=stage.upstream,
-            partitions=stage.partitions,
-            arrival_rate=max(0, last.arrived[at] - first.arrived[at]) / seconds,
-            taken_rate=max(0, last.taken[at] - first.taken[at]) / seconds,
-            busy_workers=(last.busy[at] - first.busy[at]) / seconds,
-            backlog=sum(part.backlog for part in backlogged),
-            oldest_seconds=max(self._ages(at, facts), default=0.0),
-            is_stopped=stopped > 0 and 2 * stopped >= len(backlogged),
-            is_held_back=sum(moment.is_full[at] for moment in window) > HELD_BACK_SHARE * len(window),
-        )
-
-    def _ages(self, stage: int, facts: JobFacts) -> Iterator[float]:
-        """Seconds that the oldest record of each partition has waited at least; exact to the time between two looks."""
+    def _ages(self, facts: JobFacts) -> dict[str, float]:
+        """Partition -> seconds that its oldest record has waited at least; exact to the time between two looks."""
+        moments, found = list(self._moments), {}
         for place, part in enumerate(facts.partitions):
-            if part.stage == stage and part.backlog:
-                passed = part.head - part.backlog
-                seen = next((moment.now_ms for moment in self._moments if moment.heads[place] > passed), facts.now_ms)
-                yield max(0, facts.now_ms - seen) / 1000
+            if part.backlog:
+                passed = arrived(part) - part.backlog
+                first = bisect_right(moments, passed, key=lambda moment: moment.heads[place])
+                seen_ms = moments[first].now_ms if first < len(moments) else facts.now_ms
+                found[part.name] = max(0, facts.now_ms - seen_ms) / 1000
+        return found
+
+
+def arrived(part: PartitionFacts) -> int:
+    """Records that were ever appended: an entry's id says how many are before it."""
+    first, _, record = part.position.order
+    # In front of a control entry the position counts commits of timers, not records; there the backlog is 0.
+    return first - 1 + (record + part.backlog if part.backlog else 0)
+
+
+def _stage_load(
+    stage: StagePlan, facts: JobFacts, window: list[Moment], ages: Mapping[str, float], stopped: Collection[str]
+) -> StageLoad:
+    at, first, last = stage.index, window[0], window[-1]
+    seconds = (last.now_ms - first.now_ms) / 1000
+    backlogged = [part for part in facts.partitions if part.stage == at and part.backlog]
+    waiting = sum(part.name in stopped for part in backlogged)
+    return StageLoad(
+        index=at,
+        name=stage.name,
+        upstream=stage.upstream,
+        partitions=stage.partitions,
+        arrival_rate=max(0, last.arrived[at] - first.arrived[at]) / seconds,
+        taken_rate=max(0, last.taken[at] - first.taken[at]) / seconds,
+        busy_workers=(last.busy[at] - first.busy[at]) / seconds,
+        backlog=sum(part.backlog for part in backlogged),
+        oldest_seconds=max((ages[part.name] for part in backlogged), default=0.0),
+        is_stopped=waiting > 0 and 2 * waiting >= len(backlogged),
+        is_held_back=sum(moment.is_full[at] for moment in window) > HELD_BACK_SHARE * len(window),
+    )
 
 
 def _busy_seconds(worker: WorkerFacts, stages: int) -> Iterator[tuple[int, float]]:
@@ -173,14 +188,18 @@ def _is_nearly_full(part: PartitionFacts, facts: JobFacts) -> bool:
     return part.backlog >= NEARLY_FULL * limits.inbox_records or part.backlog_bytes >= NEARLY_FULL * limits.inbox_bytes
 
 
-def _is_stopped(part: PartitionFacts, stage: StagePlan, facts: JobFacts) -> bool:
-    """Whether it waits for what no worker can speed up: a back-off, or a reader that is behind."""
-    if part.ring == "w":
-        streams = {stream_name(sink) for sink in facts.record.plan.sinks if sink.name in stage.sinks}
-        return any(output.waiting for output in facts.outputs if output.name in streams)
+def _stopped(facts: JobFacts) -> set[str]:
+    """Partitions that wait for what no worker can speed up: a back-off, or a reader that is behind."""
+    plan, behind = facts.record.plan, {output.name for output in facts.outputs if output.waiting}
+    slow = {
+        stage.index
+        for stage in plan.stages
+        if any(stream_name(sink) in behind for sink in plan.sinks if sink.name in stage.sinks)
+    }
+    found = {part.name for part in facts.partitions if part.ring == "w" and part.stage in slow}
     for worker in facts.workers:
         hands = worker.report.get("hand")
-        hand = hands.get(part.name) if isinstance(hands, dict) else None
-        if worker.name == part.owner and isinstance(hand, dict):
-            return hand.get("why") == "backoff"
-    return False
+        for place, hand in hands.items() if isinstance(hands, dict) else ():
+            if isinstance(hand, dict) and hand.get("why") == "backoff":
+                found.add(place)
+    return found

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pipeline.scaling.settings import POOL
+
+LEAST_RATE: Final = 1e-6
+"""Less than this a second was not measured, whatever the window: it is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class StageLoad:
     @property
     def true_rate(self) -> float | None:
         """Records that one worker processes in a second in which it does nothing else; None when it is not known."""
-        if self.taken_rate <= 0 or self.busy_workers <= 0:
+        if self.taken_rate < LEAST_RATE or self.busy_workers < LEAST_RATE:
             return None
         return self.taken_rate / self.busy_workers
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from pipeline.scaling.load import Load, StageLoad
+from pipeline.scaling.load import LEAST_RATE, Load, StageLoad
 from pipeline.scaling.settings import Scaling
 
 HELD_BACK_GROWTH: Final = 1.5
@@ -104,7 +104,7 @@ def target_rates(load: Load, catch_up_seconds: float) -> dict[int, float]:
     for stage in load.stages:
         rate = stage.arrival_rate
         came_from = sum(taken[each] for each in stage.upstream)
-        if came_from > 0:
+        if came_from >= LEAST_RATE:
             rate *= sum(found[each] for each in stage.upstream) / came_from
         elif not stage.upstream and stage.is_held_back and not is_stopped:
             rate *= HELD_BACK_GROWTH
@@ -174,12 +174,11 @@ def _up(load: Load, scaling: Scaling, shares: _Shares, needs: tuple[Need, ...]) 
     enough = shares.fewest(scaling.busy_target)
     wanted = max(load.wanted, shares.best() if enough is None else enough)
     why = f"{_workers(load.wanted)} would have to work {now:.0%}; the busiest of {wanted} works {shares.of(wanted):.0%}"
-    if enough is None:
+    if enough is None and shares.least() < shares.of(scaling.maximum):
+        why += f"; more than {scaling.maximum} are not allowed"
+    if shares.least() > scaling.busy_target:
         stage = max(zip(needs, load.stages, strict=True), key=lambda pair: pair[0].workers / pair[1].partitions)[1]
-        if shares.least() > scaling.busy_target:
-            why += f": {_repartition(stage.partitions, stage)}"
-        else:
-            why += f", and more than {scaling.maximum} are not allowed"
+        why += f"; {_repartition(stage.partitions, stage.name)}"
     return Choice(Kind.UP if wanted > load.wanted else Kind.LIMITED, wanted, why, needs)
 
 
@@ -190,9 +189,12 @@ def _need(stage: StageLoad, target_rate: float) -> Need:
     return Need(stage.name, target_rate, true_rate, target_rate / true_rate if true_rate and target_rate else 0.0)
 
 
-def _repartition(partitions: int, stage: StageLoad | None = None) -> str:
-    where = f"stage {stage.name} has {partitions} partitions" if stage else f"there are {partitions} partitions"
-    return f"{where}, and a worker more than that has nothing to do; it needs a repartition: celeriac rescale"
+def _repartition(partitions: int, stage: str = "") -> str:
+    of_stage = f" of the stage {stage}" if stage else ""
+    command = f"celeriac rescale JOB {stage or 'STAGE'}"
+    return (
+        f"a worker for each of the {partitions} partitions{of_stage} is not enough: it needs a repartition, {command}"
+    )
 
 
 def _workers(count: int) -> str:
