@@ -168,7 +168,7 @@ class SimulatedJob:
         if not there:
             return
         left = [EFFICIENCY] * len(there)
-        share = 2 * EFFICIENCY * len(there) / sum(stage.partitions for stage in self._stages)
+        share = EFFICIENCY * len(there) / sum(stage.partitions for stage in self._stages)
         for _ in range(_PASSES):
             for at, stage in enumerate(self._stages):
                 busy = [0.0] * len(there)
