@@ -94,6 +94,7 @@ def draw(days: dict[str, SimulatedJob], hour_seconds: float, picture: Path) -> N
     backlog.set_ylabel("backlog, min of work")
     backlog.set_xlabel("hour of the day")
     backlog.set_xticks(range(0, DAY_HOURS + 1, 3))
+    backlog.set_xlim(0, DAY_HOURS)
     for axis in axes:
         axis.set_ylim(bottom=0)
         axis.grid(color="#e0e0e0", linewidth=0.6)

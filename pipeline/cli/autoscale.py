@@ -133,7 +133,11 @@ def _dry_run(store: JobStore, job: str, given: Scaling | None, seconds: float) -
     load = _load(history, facts, scaling, seconds)
     now = facts.record
     decision = decide(facts, scaling, load)
-    choice = choose(load, scaling) if load else Choice(Kind.UNKNOWN, now.workers_wanted, "no two looks were alike")
+    choice = (
+        choose(load, scaling)
+        if load
+        else Choice(Kind.UNKNOWN, now.workers_wanted, "a worker came or went while it was measured")
+    )
     before = load.wanted if load else now.workers_wanted
     shown = Decision(facts.now_ms, choice.kind, before, choice.wanted, choice.why, scaling.policy, load, choice.needs)
     notes = (
