@@ -43,7 +43,9 @@ def scaling_options(name: str, text: str) -> Callable[[_Command], _Command]:
 
         options = [
             click.option(name, "scale", metavar="MIN..MAX", help=text),
-            click.option("--autoscale-policy", "policy", type=click.Choice(POLICIES), help="Default: ds2."),
+            click.option(
+                "--autoscale-policy", "policy", type=click.Choice(POLICIES), help="How it is decided. Default: ds2."
+            ),
             click.option(
                 "--catch-up",
                 "catch_up_seconds",
