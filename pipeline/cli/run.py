@@ -151,7 +151,10 @@ class Run:
         if self.record.state is JobState.FINISHED:
             return self._finished_before(store)
         stack.callback(self._discard_unless_kept)
-        self._size()
+        try:
+            self._size()
+        except StoreError as error:
+            raise self._failed_by(error) from error
         node = NodeProcess(self._node_settings(), self.workspace.logs)
         stack.callback(node.close)
         self._tell_accepted()
@@ -198,7 +201,8 @@ class Run:
         """Says how many workers there may be, before any is started. Raises UnknownJob, StoreError."""
         scaling, store = self.options.scaling, ScalingStore(self.scripts)
         if scaling is None:
-            store.fix(self.job)
+            if self.record.scaling is not None:
+                store.fix(self.job)
             self.workers = self.options.workers or 1
         else:
             self.workers = store.configure(self.job, scaling, self.options.workers)

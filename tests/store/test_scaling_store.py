@@ -108,6 +108,7 @@ def test_only_the_newest_decisions_are_kept(bench: Bench, store: ScalingStore) -
 
     assert kept == list(range(MOST_DECISIONS + 4, 4, -1))
     assert [each.at_ms for each in store.decisions("j", 2)] == kept[:2]
+    assert bench.client.llen(keys.decisions("j")) == MOST_DECISIONS
 
 
 def test_decisions_go_with_the_job(bench: Bench, store: ScalingStore) -> None:
