@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
+from leader.duties.autoscale import Autoscale
 from leader.duties.books import BookKeeping
 from leader.duties.ending import Ending
 from leader.duties.gate import Gate
@@ -20,6 +21,7 @@ from leader.round import Duties, Round
 from pipeline.store.books import BookStore
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
+from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
 
 
@@ -48,6 +50,7 @@ def make_round(
                 Retry(leadership, rng),
                 Ending(leadership),
                 Lifecycle(jobs),
+                Autoscale(ScalingStore(scripts)),
                 retention,
                 Visitors(leadership),
                 readers,

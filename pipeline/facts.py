@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.positions import Position
+from pipeline.scaling.settings import Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,12 @@ class JobRecord:
     """When a run took the job last, in server milliseconds, and which; nothing for one that never ran."""
     history: tuple[StateChange, ...] = ()
     paused: dict[str, int] = field(default_factory=dict)
+
+    scaling: Scaling | None = None
+    """How its workers are scaled; None for a job whose workers are a fixed number."""
+    workers_wanted: int = 0
+    scaled_at_ms: int = 0
+    """How many workers agents are to keep, and when that was changed; 0 without `scaling`, and before any change."""
 
     @property
     def run(self) -> str:
@@ -101,6 +108,8 @@ class WorkerFacts:
     age_seconds: float
     is_reported_dead: bool
     report: dict[str, Any]
+    is_leaving: bool = False
+    """Its agent ends it as soon as it owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class WorkerSettings:
     worker: str
     incarnation: str
     pipeline: str
+    pool: str = ""
+    """The pool whose size an agent changes; nothing for a worker that runs by itself."""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> WorkerSettings:
@@ -48,7 +50,14 @@ class WorkerSettings:
                 f"a worker needs {', '.join(missing)} in its environment", hint="start workers with celeriac run"
             )
         url, job, worker, pipeline = (environment[name] for name in names)
-        return cls(url, job, worker, environment.get("CELERIAC_INCARNATION", "1-manual"), pipeline)
+        return cls(
+            url,
+            job,
+            worker,
+            environment.get("CELERIAC_INCARNATION", "1-manual"),
+            pipeline,
+            environment.get("CELERIAC_POOL", ""),
+        )
 
 
 def make_app(settings: WorkerSettings) -> Celery:
@@ -82,6 +91,7 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.steps["consumer"].add(Owning)
     app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
+    app.celeriac_pool = settings.pool
     app.celeriac_pulse_ownership = ownership()
     return app
 

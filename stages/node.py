@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -20,12 +21,14 @@ from typing import Final
 from pipeline.cli.nodes import NodeSettings
 from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
+from pipeline.scaling.settings import POOL
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from stages.agent import Agent
+from stages.sizing import Sizing
 from stages.supervision import WORKER, ChildSpec, ChildState, ChildStatus
 
 LEADER: Final = "leader"
@@ -39,6 +42,8 @@ WATCH_SECONDS: Final = 0.25
 
 STORE_SECONDS: Final = 1.0
 """An agent that waits longer for Redis would look after its children too late."""
+
+_PYTHON: Final = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
 _FAULTY_SETTINGS: Final = 2
 _NOT_STARTED: Final = 3
 
@@ -68,18 +73,23 @@ def run_node(settings: NodeSettings, stop: threading.Event) -> int:
     link = AgentLink(_scripts(settings), settings.job)
     agent = Agent(child_specs(settings, earlier_incarnations(link, stop)), link)
     watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
-    watcher = threading.Thread(target=watch.run, args=(stop,), name="watch")
+    threads = [threading.Thread(target=watch.run, args=(stop,), name="watch")]
+    if settings.is_scaled:
+        sizing = Sizing(agent, AgentLink(_scripts(settings), settings.job), partial(worker_spec, settings))
+        threads.append(threading.Thread(target=sizing.run, args=(stop,), name="sizing"))
     try:
         agent.start()
-        watcher.start()
+        for thread in threads:
+            thread.start()
         agent.run(stop)
     finally:
         stop.set()
         killed = agent.stop(settings.stop_seconds)
         if killed:
             _log.warning("did not end in %.1f s and were killed: %s", settings.stop_seconds, ", ".join(killed))
-        if watcher.ident is not None:
-            watcher.join()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     return 0
 
 
@@ -98,29 +108,34 @@ def earlier_incarnations(link: AgentLink, stop: threading.Event) -> dict[str, in
 
 def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProxyType({})) -> list[ChildSpec]:
     """Leader first, so that assignments are there when workers come; then workers, then feeders."""
-    python = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
-    common = {
+    common, logs = _common(settings), Path(settings.logs)
+    # One name for all incarnations, so that each finds the queue of the one before.
+    leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
+    specs = [ChildSpec("leader", (*_PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
+    specs += [worker_spec(settings, number, earlier) for number in range(settings.workers)]
+    for number, source in enumerate(settings.sources):
+        name = f"source {source}"
+        env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
+        argv = (*_PYTHON, "pipeline.sources.main")
+        specs.append(ChildSpec(name, argv, env, SOURCE, False, logs / f"source{number}.log"))
+    return specs
+
+
+def worker_spec(settings: NodeSettings, number: int, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
+    """The worker of that number. `earlier`: as from `earlier_incarnations`."""
+    name = f"w{number}"
+    env = {**_common(settings), "CELERIAC_WORKER": name, "CELERIAC_POOL": POOL if settings.is_scaled else ""}
+    log = Path(settings.logs) / f"{name}.log"
+    return ChildSpec(name, (*_PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
+
+
+def _common(settings: NodeSettings) -> dict[str, str]:
+    return {
         "CELERIAC_REDIS": settings.redis,
         "CELERIAC_JOB": settings.job,
         "CELERIAC_PIPELINE": settings.target,
         "TMPDIR": settings.temporary,
     }
-    logs = Path(settings.logs)
-    # One name for all incarnations, so that each finds the queue of the one before.
-    leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
-    specs = [ChildSpec("leader", (*python, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
-    for number in range(settings.workers):
-        name = f"w{number}"
-        env = {**common, "CELERIAC_WORKER": name}
-        specs.append(
-            ChildSpec(name, (*python, "stages.main"), env, WORKER, True, logs / f"{name}.log", earlier.get(name, 0))
-        )
-    for number, source in enumerate(settings.sources):
-        name = f"source {source}"
-        env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
-        argv = (*python, "pipeline.sources.main")
-        specs.append(ChildSpec(name, argv, env, SOURCE, False, logs / f"source{number}.log"))
-    return specs
 
 
 def hopeless(child: ChildStatus, is_heard: bool, is_endless: bool = False) -> str:
@@ -178,6 +193,8 @@ class ChildWatch:
         return any(each.name == worker and each.age_seconds < now - self.started_at for each in workers)
 
     def _log(self, child: ChildStatus) -> Path:
+        if child.role == WORKER:  # there may be more of them than at first
+            return Path(self.settings.logs) / f"{child.name}.log"
         return next(spec.log for spec in child_specs(self.settings) if spec.name == child.name)
 
 

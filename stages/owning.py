@@ -40,6 +40,7 @@ class Owning(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._worker: Worker = parent.app.celeriac_worker
+        self._pool: str = parent.app.celeriac_pool
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -77,7 +78,9 @@ class Owning(bootsteps.StartStopStep):
         self._worker.close()
 
     def _report(self) -> dict[str, Any]:
-        return {**self._worker.hand.report(monotonic()), "consuming": self._is_consuming, "pid": os.getpid()}
+        now = monotonic()
+        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool}
+        return {**self._worker.hand.report(now), "busy": self._worker.busy.report(now), **told}
 
     def _look(self, consumer: Any, hub: Any) -> None:
         if not self._is_consuming:

@@ -25,6 +25,7 @@ from pipeline.store.foreign import foreign_key
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership
+from stages.busy import Busy
 from stages.commits_seen import CommitsSeen
 from stages.context import StageContext
 from stages.encoding import StepEncoder
@@ -93,6 +94,7 @@ class Worker:
         self.ownership = ownership
         self.plan = plan
         self.hand = Hand()
+        self.busy = Busy(clock)
         self._clock = clock
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
@@ -232,7 +234,8 @@ class Worker:
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
-            end = owner.run_slice(deadline)
+            with self.busy.at(place[0]):
+                end = owner.run_slice(deadline)
             is_known = True
         finally:
             if not is_known:

@@ -25,6 +25,7 @@ class Why(StrEnum):
     TAKEN_OVER = "their worker is gone"
     STUCK = "their worker is stuck"
     LEVELLED = "levelling"
+    LEAVING = "their worker is to end"
     NEW_SERVER = "owners before the last restart or halt have ended"
 
 
@@ -71,7 +72,11 @@ class _Scene:
             for name, one in self.live.items()
             if (found := stuck_hands(one, limits.stuck_seconds))
         }
-        self.able = {name: one for name, one in self.live.items() if name not in self.stuck and not is_stopping(one)}
+        self.able = {
+            name: one
+            for name, one in self.live.items()
+            if name not in self.stuck and not is_stopping(one) and not one.is_leaving
+        }
 
     def judge(self, part: PartitionFacts) -> Why | None:
         """Why the partition needs another owner now, or None."""
@@ -83,7 +88,9 @@ class _Scene:
         if part.owner in self.live:
             if owner.incarnation != part.incarnation:
                 return Why.RETURNED if part.owner in self.able else Why.TAKEN_OVER
-            return Why.STUCK if part.owner in self.stuck else None
+            if part.owner in self.stuck:
+                return Why.STUCK
+            return Why.LEAVING if owner.is_leaving else None
         return None if self._may_return(owner) else Why.TAKEN_OVER
 
     def _may_return(self, owner: WorkerFacts) -> bool:
@@ -107,7 +114,8 @@ class _Scene:
 def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
     """The moves of this round; none while no worker is able to take anything, or a new server is not adopted.
 
-    A partition whose owner lives stays, except to level towards a worker that owns nothing. Done ones need no owner.
+    A partition whose owner lives, and is not to end, stays, except to level towards a worker that owns nothing. Done
+    ones need no owner.
     """
     scene = _Scene(facts, outlook)
     if not scene.able or run_id != facts.record.run_id:

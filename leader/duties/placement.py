@@ -20,7 +20,7 @@ from pipeline.tickets import ticket
 
 logger = logging.getLogger(__name__)
 
-_EXPECTED = frozenset({Why.FIRST, Why.LEVELLED, Why.NEW_SERVER})
+_EXPECTED = frozenset({Why.FIRST, Why.LEVELLED, Why.LEAVING, Why.NEW_SERVER})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.autoscale import autoscale, scaling_options
 from pipeline.cli.control import drain, history, pause, unpause
 from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
@@ -35,6 +36,7 @@ from pipeline.lifecycle import JobState
 from pipeline.producer import Producer
 from pipeline.publishing import discard_job
 from pipeline.read import READERS
+from pipeline.scaling.settings import Scaling
 from pipeline.store.books import BookStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -58,7 +60,7 @@ def celeriac() -> None:
     """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
 
 
-for _group in (tail, state, readers, dead_letters, verify, drain, pause, unpause, history):
+for _group in (tail, state, readers, dead_letters, verify, drain, pause, unpause, history, autoscale):
     celeriac.add_command(_group)
 
 
@@ -66,6 +68,7 @@ for _group in (tail, state, readers, dead_letters, verify, drain, pause, unpause
 @click.argument("target", metavar="FILE.py[:NAME]")
 @_redis_option(False, "Use this Redis; an address with a password belongs into the variable. Default: one of its own.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
+@scaling_options("--autoscale", "Have the leader change the number of workers, as 1..8, to what the load needs.")
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
 @click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
@@ -78,6 +81,7 @@ def run(
     target: str,
     redis_url: str | None,
     workers: int | None,
+    scaling: Scaling | None,
     partitions: int | None,
     job_id: str | None,
     reader: str | None,
@@ -91,16 +95,17 @@ def run(
     """
     if accept_loss and job_id is None:
         raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
-    count = workers or len(os.sched_getaffinity(0))
+    most = scaling.maximum if scaling else workers or len(os.sched_getaffinity(0))
     options = RunOptions(
         target=target,
         redis_url=redis_url or None,
-        workers=count,
-        partitions=partitions or min(256, 2 * count),
+        workers=workers if scaling else most,
+        partitions=partitions or min(256, 2 * most),
         job_id=job_id,
         reader=reader or "",
         is_quiet=quiet,
         accepts_loss=accept_loss,
+        scaling=scaling,
     )
     with interrupts.deferred():
         return run_pipeline(options, interrupts)

@@ -16,6 +16,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reader: auto, local or spark; empty for what each source says itself.
     logs, temporary: folders for one log file a process, and for its temporary files.
     stop_seconds: how long processes have to end after SIGTERM.
+    is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
     """
 
     redis: str
@@ -28,6 +29,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temporary: str
     stop_seconds: float = 3.0
     endless: tuple[str, ...] = ()
+    is_scaled: bool = False
 
     def __repr__(self) -> str:
         return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"

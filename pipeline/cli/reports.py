@@ -13,6 +13,7 @@ from typing import Any, Final
 from pipeline.books import Books
 from pipeline.cli.balances import book_lines, books_json
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
+from pipeline.cli.scaling import scaling_json, scaling_line
 from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
 from pipeline.lifecycle import JobState
 from pipeline.plan import STREAM_FORMATS, SinkPlan
@@ -112,6 +113,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | 
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
@@ -218,6 +220,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
             {"name": each.name, "age_seconds": each.age_seconds, "is_reported_dead": each.is_reported_dead}
             for each in facts.workers
         ],
+        "scaling": scaling_json(facts.record),
         "stages": [
             {
                 "name": row.name,

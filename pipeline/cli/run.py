@@ -27,6 +27,7 @@ from pipeline.losses import LOST, losses_since
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
+from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
 from pipeline.sinks.effects import EFFECT_FORMATS
 from pipeline.sinks.publisher import Published
@@ -37,6 +38,7 @@ from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.permissions import check_permissions
+from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
 
 CANCEL_SECONDS: Final = 2.0
@@ -49,13 +51,16 @@ class RunOptions:
 
     target: str
     redis_url: str | None = field(repr=False)
-    workers: int
+    workers: int | None
+    """None with `scaling`: as many as the job had, or the fewest."""
     partitions: int
     job_id: str | None
     reader: str
     is_quiet: bool
     accepts_loss: bool = False
     """Whether the job may go on without what Redis has lost."""
+    scaling: Scaling | None = None
+    """How the number of workers changes; None for one that stays."""
 
 
 def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
@@ -126,6 +131,8 @@ class Run:
     screen: Screen
     interrupts: Interrupts
     started_at: float
+    workers: int = 0
+    """How many there are at first."""
 
     @property
     def job(self) -> str:
@@ -146,6 +153,10 @@ class Run:
         if self.record.state is JobState.FINISHED:
             return self._finished_before(store)
         stack.callback(self._discard_unless_kept)
+        try:
+            self._size()
+        except StoreError as error:
+            raise self._failed_by(error) from error
         node = NodeProcess(self._node_settings(), self.workspace.logs)
         stack.callback(node.close)
         self._tell_accepted()
@@ -188,6 +199,16 @@ class Run:
         ready_at = follower.ready_at or time.monotonic()
         return self._report(store, published, ready_at - self.started_at, follower.is_drained)
 
+    def _size(self) -> None:
+        """Says how many workers there may be, before any is started. Raises UnknownJob, StoreError."""
+        scaling, store = self.options.scaling, ScalingStore(self.scripts)
+        if scaling is None:
+            if self.record.scaling is not None:
+                store.fix(self.job)
+            self.workers = self.options.workers or 1
+        else:
+            self.workers = store.configure(self.job, scaling, self.options.workers)
+
     def _tell_accepted(self) -> None:
         if self.options.accepts_loss:
             for line in accepted_lines(self.record):
@@ -201,13 +222,14 @@ class Run:
             redis=self.server.url,
             job=self.job,
             target=self.options.target,
-            workers=self.options.workers,
+            workers=self.workers,
             sources=tuple(name for name in names if is_open and name not in self.record.completed_sources),
             reader=self.options.reader,
             logs=str(self.workspace.logs),
             temporary=str(self.workspace.scratch),
             stop_seconds=CANCEL_SECONDS,
             endless=tuple(name for name in names if name in endless),
+            is_scaled=self.options.scaling is not None,
         )
 
     def _sources(self) -> list[Source]:
@@ -216,7 +238,9 @@ class Run:
     def _announce(self) -> None:
         where = "a Redis of its own" if self.server.embedded is not None else without_password(self.server.url)
         partitions = self.plan.stages[0].partitions
-        workers = f"{self.options.workers} worker{'' if self.options.workers == 1 else 's'}"
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        if self.options.scaling is not None:
+            workers += f", scaled within {self.options.scaling.minimum}..{self.options.scaling.maximum}"
         self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
         for source in self._sources():
             if source.spec.format == PRODUCER_FORMAT:

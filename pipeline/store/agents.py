@@ -1,9 +1,11 @@
-"""What a node agent tells and asks: a death it saw, whether the server answers, when a worker was last heard of."""
+"""What a node agent tells and asks: a death it saw, whether the server answers, when a worker was last
+heard of, how many workers are wanted, and whether one that is to end still owns something."""
 
 from __future__ import annotations
 
 from pipeline.errors import StoreUnavailable
 from pipeline.store import keys
+from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 
@@ -42,3 +44,23 @@ class AgentLink:
             if worker.name == name and worker.report.get("consuming", True):
                 return worker.age_seconds
         return None
+
+    def workers_wanted(self) -> int | None:
+        """How many workers agents are to keep; None where the number is fixed. Raises StoreError."""
+        with translated():
+            wanted = self._scripts.client.hget(keys.job(self._job), "workers_wanted")
+        return None if wanted is None else int(wanted)
+
+    def mark_leaving(self, name: str, incarnation: str, *, is_leaving: bool) -> bool:
+        """Has the leader give the worker's partitions away, or lets it have some again.
+
+        False when this incarnation was never heard of, so that it owns nothing. Raises StoreError.
+        """
+        args = [name, incarnation, "1" if is_leaving else "0"]
+        answer = self._scripts.run("leaving", [keys.workers(self._job), keys.job(self._job)], args)
+        return bool(answer[0] == 1)
+
+    def owns(self, name: str, incarnation: str) -> bool:
+        """Whether this incarnation owns partitions that are not done. Raises StoreError, UnknownJob."""
+        parts = self._jobs.facts(self._job).partitions
+        return any((part.owner, part.incarnation) == (name, incarnation) and not part.done for part in parts)

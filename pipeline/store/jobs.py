@@ -15,6 +15,7 @@ from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
 from pipeline.positions import Position
+from pipeline.scaling.settings import Scaling
 from pipeline.store import keys
 from pipeline.store.books import read_alarms
 from pipeline.store.connection import translated
@@ -328,8 +329,11 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             accepted=tuple(text.get("accepted", "").splitlines()),
             history=tuple(_change(line) for line in text.get("history", "").splitlines()),
             paused={k.removeprefix("paused:"): int(at) for k, at in sorted(text.items()) if k.startswith("paused:")},
+            scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
+            workers_wanted=int(text.get("workers_wanted", 0)),
+            scaled_at_ms=int(text.get("scaled_at", 0)),
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
         why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
         raise DecodingError(f"{keys.job(job)}, the record of the job, cannot be read: {why}", FOREIGN_HINT) from error
 
@@ -362,6 +366,7 @@ def _partition(
         backlog_bytes=number["bytes"],
         ring=meta["ring"],
         queued=int(queued),
+        head=number["head"],
         closed=bool(number["closed"]),
         done=bool(number["done"]),
         **{name: number[name] for name in _META[_META.index("taken") :]},
@@ -377,7 +382,8 @@ def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
             age = max(0, now_ms - integer(text, "a:" + name, 0)) / 1000
             dead = text.get("d:" + name) == incarnation
             report = msgspec.json.decode(text.get("r:" + name, "{}"), type=dict[str, Any])
-            found.append(WorkerFacts(name, incarnation, age, dead, report))
+            leaving = text.get("l:" + name) == incarnation
+            found.append(WorkerFacts(name, incarnation, age, dead, report, leaving))
     return tuple(found)
 
 

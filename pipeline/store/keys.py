@@ -30,6 +30,8 @@ def job(job: str) -> str:
     `dropped`: how many dead letters were dropped. `claim`: `milliseconds nonce` of the run that took the job last.
 
     `waits:source` -> what a source waits for. Written by its feeder.
+
+    scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader.
     """
     return of_job(job) + ":job"
 
@@ -55,7 +57,10 @@ def control(job: str) -> str:
 
 
 def workers(job: str) -> str:
-    """Hash: per worker its incarnation, last heartbeat and report. Written by heartbeats, trimmed by the leader."""
+    """Hash: per worker its incarnation, last heartbeat and report. Written by heartbeats, trimmed by the leader.
+
+    `d:`, `l:worker`: the incarnation whose end its agent saw, and that its agent wants to end.
+    """
     return of_job(job) + ":workers"
 
 
@@ -129,6 +134,11 @@ def files(job: str) -> str:
 def books(job: str) -> str:
     """Hash: name of a finding -> what was found wrong in the job's counts. Written by the leader, bounded."""
     return of_job(job) + ":books"
+
+
+def decisions(job: str) -> str:
+    """List: the last decisions about the number of workers, newest first. Written by the leader, bounded."""
+    return of_job(job) + ":decisions"
 
 
 def dead(job: str) -> str:

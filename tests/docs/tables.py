@@ -22,6 +22,14 @@ _DEFAULTS: Final = {
     ("run", "partitions"): "2 for each worker",
     ("run", "job_id"): "the pipeline's name, the time and four letters",
     ("run", "reader"): "what each source says",
+    ("run", "scale"): "the number stays",
+    ("run", "policy"): "`ds2`",
+    ("run", "catch_up_seconds"): "60 s",
+    ("run", "cooldown_seconds"): "30 s",
+    ("autoscale", "scale"): "the job's own; 1..partitions for a fixed number",
+    ("autoscale", "policy"): "`ds2`",
+    ("autoscale", "catch_up_seconds"): "60 s",
+    ("autoscale", "cooldown_seconds"): "30 s",
     ("produce", "source"): "the only one",
 }
 """What the command chooses by itself where an option has no default of its own."""

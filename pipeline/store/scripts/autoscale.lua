@@ -1,0 +1,14 @@
+-- Says how the workers of a job are scaled, or that their number is fixed. Called by the run that holds the job.
+-- KEYS: job    ARGV: settings or '' for fixed, minimum, maximum, workers to begin with or '' for as many as there were
+-- Returns {1, workers wanted}, or {-5} no such job
+if call('HEXISTS', KEYS[1], 'state') == 0 then return {-5} end
+if ARGV[1] == '' then
+  call('HDEL', KEYS[1], 'scaling', 'workers_wanted', 'scaled_at')
+  return {1, 0}
+end
+local before = call('HGET', KEYS[1], 'workers_wanted')
+local wanted = tonumber(ARGV[4]) or tonumber(before or '') or tonumber(ARGV[2])
+wanted = math.max(tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), wanted))
+call('HDEL', KEYS[1], 'scaled_at')
+call('HSET', KEYS[1], 'scaling', ARGV[1], 'workers_wanted', int(wanted))
+return {1, wanted}
