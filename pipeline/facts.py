@@ -33,6 +33,10 @@ class JobRecord:
     accepted: tuple[str, ...] = ()
     claim: str = ""
     """When a run took the job last, in server milliseconds, and which; nothing for one that never ran."""
+    saving: int = 0
+    """The number of the savepoint that is being written, or was left by an exporter that is gone; 0 for none."""
+    restoring: str = ""
+    """While the job is filled from a savepoint: the name of that."""
 
     @property
     def run(self) -> str:

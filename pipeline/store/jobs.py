@@ -284,6 +284,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
             losses=tuple(text.get("lost", "").splitlines()),
             accepted=tuple(text.get("accepted", "").splitlines()),
+            saving=int(text.get("saving", 0)),
+            restoring=text.get("restoring", "").partition(" ")[2],
         )
     except (KeyError, ValueError) as error:
         raise DecodingError(f"the record of job {job!r} cannot be read: {error!r}") from error

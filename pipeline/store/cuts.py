@@ -1,0 +1,220 @@
+"""The cut of a savepoint, and reading a job as it was at that instant while it goes on.
+
+Writes nothing but the cut itself, and that its exporter is at work. Commits keep what they change (`commit.lua`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pipeline.errors import JobStateError, SavepointError, SavepointLost
+from pipeline.facts import JobRecord
+from pipeline.plan import Plan, stream_names
+from pipeline.store import keys
+from pipeline.store.connection import translated
+from pipeline.store.losses import unknown_job
+from pipeline.store.scripts import Scripts
+
+LEASE_SECONDS: Final = 15.0
+"""An exporter that says nothing for this long is gone: its savepoint is let go."""
+
+PAGE_FIELDS: Final = 500
+_PAGE_ENTRIES: Final = 20
+_IDS_PAGE: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One savepoint that is being written. `at_ms`: when the cut was, by the clock of Redis."""
+
+    job: str
+    epoch: int
+    at_ms: int
+    token: str
+
+
+class CutStore:
+    """What an exporter, and whoever tidies up behind one, does to one job. `plan` is that of the job."""
+
+    def __init__(self, scripts: Scripts, job: str, plan: Plan) -> None:
+        self._scripts = scripts
+        self._client = scripts.client
+        self._job = job
+        self._plan = plan
+
+    def cut(self, name: str, *, stops: bool = False) -> Cut:
+        """Opens an epoch at this instant; with `stops` the job is cancelled at the same one.
+
+        Raises SavepointError when another savepoint is being written, JobStateError, UnknownJob, StoreFull.
+        """
+        job, token = self._job, secrets.token_hex(8)
+        places = self._plan.partitions()
+        names = [*self._names(), keys.control(job), *(keys.meta(job, *place) for place in places)]
+        for key in self._copied():
+            names += [key, keys.was(job, key)]
+        reason = f"stopped with the savepoint {name}" if stops else ""
+        limit = self._plan.limits.savepoint_bytes
+        args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason]
+        answer = self._scripts.run("cut", names, args)
+        if answer[0] == -1 and answer[2] == 0 and self.tidy():
+            answer = self._scripts.run("cut", names, args)
+        match answer[0]:
+            case 1:
+                return Cut(job, answer[1], answer[2], token)
+            case -1:
+                raise SavepointError(
+                    f"job {job!r} is busy: its savepoint {answer[1].decode()} is being written",
+                    hint=f"one at a time; one whose process is gone is let go after {LEASE_SECONDS:g} s",
+                )
+            case -3:
+                raise JobStateError(f"job {job!r} is {answer[1].decode()}: it cannot be stopped with a savepoint")
+            case -8:
+                raise JobStateError(f"job {job!r} is being restored", hint="try again when that is done")
+        raise unknown_job(job)
+
+    def let_go(self, cut: Cut) -> None:
+        """Nothing is kept for the savepoint any more, whether it is written or given up. Idempotent."""
+        self._uncut(cut.token)
+
+    def tidy(self) -> bool:
+        """Lets go what an exporter has left that is gone; False when there is none, or it is at work."""
+        return self._uncut("") == 1
+
+    def _uncut(self, token: str) -> int:
+        names = [*self._names(), *(keys.meta(self._job, *place) for place in self._plan.partitions())]
+        return int(self._scripts.run("uncut", names, [token])[0])
+
+    def hold(self, cut: Cut, groups: Sequence[str] = (), inboxes: Sequence[tuple[int, int]] = ()) -> None:
+        """The exporter is at work, and is through with these keys and inboxes.
+
+        Raises SavepointLost when it must not go on: the savepoint was given up, or taken for dead.
+        """
+        job = self._job
+        names = [keys.savepoint(job), keys.was_names(job), keys.job(job), *(keys.was(job, key) for key in groups)]
+        for place in inboxes:
+            names += [keys.was(job, keys.inbox(job, *place)), keys.meta(job, *place)]
+        answer = self._scripts.run("exporting", names, [cut.token, int(LEASE_SECONDS * 1000), len(groups)])
+        if answer[0] == -2:
+            megabytes = self._plan.limits.savepoint_bytes >> 20
+            raise SavepointLost(
+                f"the savepoint was given up: more than {megabytes:,} MiB of state were changed while it was written."
+                " The job goes on",
+                hint="write it where it is written faster, at a calmer hour, or raise savepoint_bytes in the limits",
+            )
+        if answer[0] != 1:
+            raise SavepointLost(
+                f"the savepoint was given up: nothing was heard of its exporter for {LEASE_SECONDS:g} s. The job goes on",
+                hint="take it anew",
+            )
+
+    def facts(self) -> Iterator[tuple[str, bytes, bytes]]:
+        """(key without the job, field, value) of all small hashes, as they were at the cut."""
+        prefix = len(keys.of_job(self._job)) + 1
+        for key in self._copied():
+            if key not in (keys.dead(self._job), keys.job(self._job)):
+                with translated():
+                    for field, value in self._client.hscan_iter(keys.was(self._job, key), count=1000):
+                        yield key[prefix:], field, value
+
+    def record(self) -> dict[str, bytes]:
+        """The job's own hash, as it was at the cut."""
+        with translated():
+            raw = self._client.hgetall(keys.was(self._job, keys.job(self._job)))
+        return {field.decode(): value for field, value in raw.items()}
+
+    def letters(self) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+        """Dead letters, oldest first."""
+        start = "-"
+        while True:
+            with translated():
+                page = self._client.xrange(keys.was(self._job, keys.dead(self._job)), start, count=_PAGE_ENTRIES)
+            for id_, fields in page:
+                yield id_.decode(), fields
+                start = f"({id_.decode()}"
+            if not page:
+                return
+
+    def in_flight(self, stage: int, partition: int) -> Iterator[tuple[str, bytes, bytes]]:
+        """(id, header, payload) of the entries that were in an inbox and not passed. Until `hold` is told of it."""
+        at = (self._job, stage, partition)
+        inbox = keys.inbox(*at)
+        mark = f"{1 + int(self._was(keys.meta(*at), 'head'))}-{self._was(keys.meta(*at), 'sub')}"
+        start = "-"
+        while True:
+            args = [start, mark, _PAGE_ENTRIES]
+            page = self._scripts.run("inflight", [inbox, keys.was(self._job, inbox)], args)
+            for id_, fields in page:
+                yield id_.decode(), fields[1], fields[3] if len(fields) > 3 else b""
+                start = f"({id_.decode()}"
+            if len(page) < _PAGE_ENTRIES:
+                return
+
+    def _was(self, key: str, field: str) -> str:
+        with translated():
+            return str((self._client.hget(keys.was(self._job, key), field) or b"0").decode())
+
+    def hash_at_cut(self, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Pages of (field, value) of a hash that commits change, each field once. Until `hold` is told of it."""
+        return self._at_cut(key, "h")
+
+    def timers_at_cut(self, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Pages of (member, score) of a timer index, as `hash_at_cut`."""
+        return self._at_cut(key, "z")
+
+    def _at_cut(self, key: str, kind: str) -> Iterator[list[tuple[bytes, bytes]]]:
+        """A field that the scan misses was deleted since the cut, so it was kept: the kept ones come last."""
+        was = keys.was(self._job, key)
+        met: set[bytes] = set()
+        cursor: Any = 0
+        while True:
+            cursor, flat, kept = self._scripts.run("ascut", [key, was], [cursor, PAGE_FIELDS, kind])
+            page = _fresh(flat, met)
+            if page:
+                yield page
+            if int(cursor) == 0:
+                break
+        if kept == 1:
+            kept = []
+            with translated():
+                for pair in self._client.hscan_iter(was, count=PAGE_FIELDS):
+                    kept += pair
+        rest = _fresh(kept, met)
+        if rest:
+            yield rest
+
+    def ids_at_cut(self, source: str, group: int, cut: Cut) -> list[tuple[bytes, int]]:
+        """(digest, milliseconds) of the ids that a source remembered; later ones are told by their time."""
+        with translated():
+            found = self._client.zrangebyscore(keys.ids(self._job, source, group), "-inf", cut.at_ms, withscores=True)
+        return [(digest, int(score)) for digest, score in found]
+
+    def _names(self) -> list[str]:
+        return [keys.job(self._job), keys.savepoint(self._job), keys.was_names(self._job)]
+
+    def _copied(self) -> list[str]:
+        """Small keys, which are copied at the cut; none of them grows with the state."""
+        job = self._job
+        found = [keys.job(job), keys.senders(job), keys.dead(job), keys.dead_edits(job), keys.files(job)]
+        for place in self._plan.partitions():
+            found += [keys.meta(job, *place), keys.log(job, *place)]
+        for stream in stream_names(self._plan):
+            found += [keys.out_meta(job, stream), keys.out_log(job, stream)]
+        return found
+
+
+def _fresh(flat: Sequence[bytes], met: set[bytes]) -> list[tuple[bytes, bytes]]:
+    """The pairs whose name was not met before; '' is what commits count by, and no value means that it was not there."""
+    found = []
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        if name and name not in met:
+            met.add(name)
+            if value:
+                found.append((name, value))
+    return found
+
+
+def cuts_of(scripts: Scripts, record: JobRecord) -> CutStore:
+    return CutStore(scripts, record.job, record.plan)
