@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from leader.duties.books import BookKeeping
+from leader.duties.cuts import Cuts
 from leader.duties.ending import Ending
 from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
@@ -40,6 +41,7 @@ def make_round(
         retention, readers = Retention(leadership), Readers(leadership)
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
+        cuts = Cuts(scripts)
         return Duties(
             working=(
                 restarts,
@@ -52,8 +54,9 @@ def make_round(
                 Visitors(leadership),
                 readers,
                 books,
+                cuts,
             ),
-            ended=(retention, readers, books),
+            ended=(retention, readers, books, cuts),
             restarting=(restarts,),
         )
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.errors import JobStateError, SavepointError, SavepointLost
-from pipeline.facts import JobRecord
 from pipeline.plan import Plan, stream_names
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -106,18 +105,22 @@ class CutStore:
             )
         if answer[0] != 1:
             raise SavepointLost(
-                f"the savepoint was given up: nothing was heard of its exporter for {LEASE_SECONDS:g} s. The job goes on",
+                f"the savepoint was given up: its exporter said nothing for {LEASE_SECONDS:g} s. The job goes on",
                 hint="take it anew",
             )
 
     def facts(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """(key without the job, field, value) of all small hashes, as they were at the cut."""
+        """(key without the job, field, value) of all small keys, as they were at the cut; members have no value."""
         prefix = len(keys.of_job(self._job)) + 1
         for key in self._copied():
-            if key not in (keys.dead(self._job), keys.job(self._job)):
-                with translated():
-                    for field, value in self._client.hscan_iter(keys.was(self._job, key), count=1000):
-                        yield key[prefix:], field, value
+            if key in (keys.dead(self._job), keys.job(self._job)):
+                continue
+            was = keys.was(self._job, key)
+            with translated():
+                if key == keys.visitors(self._job):
+                    yield from ((key[prefix:], member, b"") for member, _ in self._client.zscan_iter(was, count=1000))
+                else:
+                    yield from ((key[prefix:], *pair) for pair in self._client.hscan_iter(was, count=1000))
 
     def record(self) -> dict[str, bytes]:
         """The job's own hash, as it was at the cut."""
@@ -155,6 +158,19 @@ class CutStore:
     def _was(self, key: str, field: str) -> str:
         with translated():
             return str((self._client.hget(keys.was(self._job, key), field) or b"0").decode())
+
+    def filled(self, names: Sequence[str]) -> list[str]:
+        """Those of these keys that may have held something at the cut, in one round trip.
+
+        A key that is empty now, with nothing kept of it afterwards, was empty then.
+        """
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.exists(name)
+                pipe.exists(keys.was(self._job, name))
+            there = pipe.execute()
+        return [name for name, now, kept in zip(names, there[::2], there[1::2], strict=True) if now or kept]
 
     def hash_at_cut(self, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
         """Pages of (field, value) of a hash that commits change, each field once. Until `hold` is told of it."""
@@ -198,6 +214,7 @@ class CutStore:
         """Small keys, which are copied at the cut; none of them grows with the state."""
         job = self._job
         found = [keys.job(job), keys.senders(job), keys.dead(job), keys.dead_edits(job), keys.files(job)]
+        found.append(keys.visitors(job))
         for place in self._plan.partitions():
             found += [keys.meta(job, *place), keys.log(job, *place)]
         for stream in stream_names(self._plan):
@@ -206,7 +223,7 @@ class CutStore:
 
 
 def _fresh(flat: Sequence[bytes], met: set[bytes]) -> list[tuple[bytes, bytes]]:
-    """The pairs whose name was not met before; '' is what commits count by, and no value means that it was not there."""
+    """The pairs whose name was not met before; '' is what commits count by, no value: it was not there."""
     found = []
     for name, value in zip(flat[::2], flat[1::2], strict=True):
         if name and name not in met:
@@ -214,7 +231,3 @@ def _fresh(flat: Sequence[bytes], met: set[bytes]) -> list[tuple[bytes, bytes]]:
             if value:
                 found.append((name, value))
     return found
-
-
-def cuts_of(scripts: Scripts, record: JobRecord) -> CutStore:
-    return CutStore(scripts, record.job, record.plan)
