@@ -10,6 +10,7 @@ from pipeline import Pipeline, count, read, write
 from pipeline.kernel.contract import Emitted, KeyedOperator, TimerChanges
 from pipeline.settings import Limits
 from verification.actors import Leader, LetterClerk, Postman, Producer, Publisher, Reader, Source, Submitter, Worker
+from verification.exporter import Exporter
 from verification.world import Scenario
 
 _LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
@@ -189,5 +190,12 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         shows_removal=True,
+    ),
+    Scenario(
+        "a savepoint beside the work, and what is restored from it",
+        _words,
+        lambda: (Submitter(), Source([_LINES], by=2), Leader(), Worker(), Exporter(_LINES, begins=3)),
+        partitions=1,
+        limits=_SMALL,
     ),
 )

@@ -19,7 +19,7 @@ from verification.world import JOB
 _LOADER: Final = "local call = redis.call\n"
 
 _WRITES: Final = (
-    "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "INCR", "LPUSH", "PEXPIRE", "RPOP", "SADD", "SET", "SREM", "UNLINK",
+    "COPY", "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "INCR", "LPUSH", "PEXPIRE", "RPOP", "SADD", "SET", "SREM", "UNLINK",
     "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
 )  # fmt: skip
 

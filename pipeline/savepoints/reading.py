@@ -56,7 +56,7 @@ class Savepoint:
         return cls(*savepoint_at(url))
 
     def edited(self) -> list[str]:
-        """Tables of which a file is not as it was written, or is another one. Raises SavepointError for one that is gone."""
+        """Tables of which a file is not as it was written. Raises SavepointError for a file that is gone."""
         return [table for table in TABLES if not self._is_original(table)]
 
     def check(self, *, allow_edits: bool) -> list[str]:

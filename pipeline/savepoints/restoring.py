@@ -67,7 +67,7 @@ def restore_job(
     lines = [f"edited: the table {table} is not as it was written; each of its rows was checked" for table in edited]
     lines += [f"dropped: {line}" for line in matching.dropped.values()]
     lines += [f"new: {line}" for line in matching.added]
-    lines += _lines_on_sinks(manifest, plan, matching, move)
+    lines += _lines_on_sinks(manifest, plan, matching)
     logger.info("restored: job=%s savepoint=%s", job, savepoint.name)
     return Restored(job, manifest, dict(filling.keys), filling.in_flight, tuple(lines))
 
@@ -93,7 +93,7 @@ def _check_rows(savepoint: Savepoint) -> None:
         pass
 
 
-def _lines_on_sinks(manifest: Manifest, plan: Plan, matching: Matching, move: Move) -> Iterator[str]:
+def _lines_on_sinks(manifest: Manifest, plan: Plan, matching: Matching) -> Iterator[str]:
     for sink in plan.sinks:
         if sink.format in FILE_FORMATS:
             yield f"sink {sink.name!r} gets what comes behind the savepoint; what was before is in job {manifest.job}"
