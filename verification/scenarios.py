@@ -194,7 +194,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     Scenario(
         "a savepoint beside the work, and what is restored from it",
         _words,
-        lambda: (Submitter(), Source([_LINES], by=2), Leader(), Worker(), Exporter(_LINES, begins=3)),
+        lambda: (Submitter(), Source([_LINES[:5]], by=1), Leader(), Worker(), Exporter(_LINES[:5], begins=3)),
         partitions=1,
         limits=_SMALL,
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from pipeline.facts import JobFacts
 from pipeline.store.cuts import CutStore
@@ -11,23 +10,19 @@ from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
 
-LOOK_MS: Final = 1_000
-
 
 class Cuts:
-    """Looks once a second while a savepoint is being written. The script judges whether its exporter is gone."""
+    """Looks while a savepoint is being written. The script judges whether its exporter is gone."""
 
     name = "cuts"
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
-        self._look_at_ms = 0
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
         record = facts.record
-        if not record.saving or facts.now_ms < self._look_at_ms:
+        if not record.saving:
             return {}
-        self._look_at_ms = facts.now_ms + LOOK_MS
         if not CutStore(self._scripts, record.job, record.plan).tidy():
             return {}
         logger.warning("a savepoint was given up, its exporter is gone: job=%s epoch=%d", record.job, record.saving)

@@ -164,13 +164,8 @@ class CutStore:
 
         A key that is empty now, with nothing kept of it afterwards, was empty then.
         """
-        with translated():
-            pipe = self._client.pipeline(transaction=False)
-            for name in names:
-                pipe.exists(name)
-                pipe.exists(keys.was(self._job, name))
-            there = pipe.execute()
-        return [name for name, now, kept in zip(names, there[::2], there[1::2], strict=True) if now or kept]
+        pairs = [key for name in names for key in (name, keys.was(self._job, name))]
+        return [names[place - 1] for place in self._scripts.run("filled", pairs, [])]
 
     def hash_at_cut(self, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
         """Pages of (field, value) of a hash that commits change, each field once. Until `hold` is told of it."""
