@@ -92,7 +92,7 @@ class Exporter(Actor):
         """word -> how often it is in the restored job: counted, on its way, or still to be sent."""
         found: Counter[str] = Counter()
         groups = CutStore(Scripts(world.client), AGAIN, world.plan)
-        for key in groups.filled([keys.state(AGAIN, 1, group) for group in range(GROUPS)]):
+        for key in groups.filled([keys.state(AGAIN, 1, group) for group in range(GROUPS)], "h"):
             for field, data in world.client.hgetall(key).items():
                 found[split_state_field(field)[1]] += decode_value(data)
         for stage in (0, 1):

@@ -18,7 +18,7 @@ from pipeline.savepoints.places import Place
 from pipeline.savepoints.rows import state_row, timer_row
 from pipeline.savepoints.tables import TableWriter
 from pipeline.store import keys
-from pipeline.store.cuts import Cut, CutStore
+from pipeline.store.cuts import Cut, CutStore, Kind
 from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
@@ -155,51 +155,43 @@ class _Exporter:
     def _state(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
         if not stage.keyed:
             return
-        for group, key in self._filled(partial(keys.state, self._job, stage.index)):
-            for page in self._store.hash_at_cut(key):
-                for field, data in page:
-                    try:
-                        operator, text, shown = state_row(field, data)
-                    except DecodingError as error:
-                        raise SavepointError(f"the state of stage {stage.name!r} cannot be read: {error}") from error
-                    self._keys[operator] = self._keys.get(operator, 0) + 1
-                    yield stage.name, operator, group, text, shown.value, shown.packed
-                self._tick()
-            self._done_with(key)
+        for group, page in self._pages(partial(keys.state, self._job, stage.index), "h"):
+            for field, data in page:
+                try:
+                    operator, text, shown = state_row(field, data)
+                except DecodingError as error:
+                    raise SavepointError(f"the state of stage {stage.name!r} cannot be read: {error}") from error
+                self._keys[operator] = self._keys.get(operator, 0) + 1
+                yield stage.name, operator, group, text, shown.value, shown.packed
 
     def _timers(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
         for operator in [each.operator for each in self._plan.states if each.stage == stage.index]:
-            for group, key in self._filled(partial(keys.timers, self._job, stage.index, operator)):
-                for page in self._store.timers_at_cut(key):
-                    for member, _ in page:
-                        name, text, due = timer_row(member)
-                        yield stage.name, name, group, text, due
-                    self._tick()
-                self._done_with(key)
+            for group, page in self._pages(partial(keys.timers, self._job, stage.index, operator), "z"):
+                for member, _ in page:
+                    name, text, due = timer_row(member)
+                    yield stage.name, name, group, text, due
 
     def _held(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
         for kind, make in (("held", keys.held), ("heldrecords", keys.held_records)):
-            for group, key in self._filled(partial(make, self._job, stage.index)):
-                for page in self._store.hash_at_cut(key):
-                    yield from ((stage.name, group, kind, field, value) for field, value in page)
-                    self._tick()
-                self._done_with(key)
+            for group, page in self._pages(partial(make, self._job, stage.index), "h"):
+                yield from ((stage.name, group, kind, field, value) for field, value in page)
+
+    def _pages(self, make: Callable[[int], str], kind: Kind) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
+        """(key group, fields) of all groups; what has been read to its end need not be kept any more."""
+        groups = {make(group): group for group in range(GROUPS)}
+        for page in self._store.at_cut(list(groups), kind):
+            yield groups[page.key], page.found
+            if page.is_last:
+                self._through.append(page.key)
+            self._tick(is_due=len(self._through) >= GROUPS // 8)
 
     def _ids(self) -> Iterator[tuple[str, int, bytes, int]]:
         for source in self._plan.sources:
-            for group, _ in self._filled(partial(keys.ids, self._job, source.name)):
+            names = {keys.ids(self._job, source.name, group): group for group in range(GROUPS)}
+            for group in [names[name] for name in self._store.filled(list(names), "z")]:
                 for digest, seen in self._store.ids_at_cut(source.name, group, self._cut):
                     yield source.name, group, digest, seen
                 self._tick()
-
-    def _filled(self, make: Callable[[int], str]) -> list[tuple[int, str]]:
-        """(group, key) of the groups that may have something."""
-        names = {make(group): group for group in range(GROUPS)}
-        return [(names[key], key) for key in self._store.filled(list(names))]
-
-    def _done_with(self, key: str) -> None:
-        self._through.append(key)
-        self._tick(is_due=len(self._through) >= GROUPS // 8)
 
     def _tick(self, *, is_due: bool = False) -> None:
         self._between()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Literal
 
 from pipeline.errors import JobStateError, SavepointError, SavepointLost
 from pipeline.plan import Plan, stream_names
@@ -20,9 +20,22 @@ from pipeline.store.scripts import Scripts
 LEASE_SECONDS: Final = 15.0
 """An exporter that says nothing for this long is gone: its savepoint is let go."""
 
-PAGE_FIELDS: Final = 500
+PAGE_FIELDS: Final = 1_000
+"""About so many fields are read by one call."""
 _PAGE_ENTRIES: Final = 20
-_IDS_PAGE: Final = 2_000
+
+
+Kind = Literal["h", "z"]
+"""A hash, or a sorted set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some (field, value), or (member, score), of a key as they were at the cut. `is_last`: there are no more."""
+
+    key: str
+    found: list[tuple[bytes, bytes]]
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,42 +172,51 @@ class CutStore:
         with translated():
             return str((self._client.hget(keys.was(self._job, key), field) or b"0").decode())
 
-    def filled(self, names: Sequence[str]) -> list[str]:
-        """Those of these keys that may have held something at the cut, in one round trip.
+    def filled(self, names: Sequence[str], kind: Kind) -> dict[str, int]:
+        """Those of these keys that may have held something at the cut -> about how many fields.
 
         A key that is empty now, with nothing kept of it afterwards, was empty then.
         """
         pairs = [key for name in names for key in (name, keys.was(self._job, name))]
-        return [names[place - 1] for place in self._scripts.run("filled", pairs, [])]
+        flat = self._scripts.run("filled", pairs, [kind])
+        return {names[place - 1]: fields for place, fields in zip(flat[::2], flat[1::2], strict=True)}
 
-    def hash_at_cut(self, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Pages of (field, value) of a hash that commits change, each field once. Until `hold` is told of it."""
-        return self._at_cut(key, "h")
+    def at_cut(self, names: Sequence[str], kind: Kind) -> Iterator[Page]:
+        """Pages of keys that commits change, each field once; several small keys come with one call.
 
-    def timers_at_cut(self, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Pages of (member, score) of a timer index, as `hash_at_cut`."""
-        return self._at_cut(key, "z")
+        Each key until `hold` is told of it. A field that the scan misses was deleted since the cut, so it was kept: the
+        kept ones come last.
+        """
+        batch: list[str] = []
+        room = PAGE_FIELDS
+        for name, fields in self.filled(names, kind).items():
+            if batch and fields > room:
+                yield from self._pages(batch, kind)
+                batch, room = [], PAGE_FIELDS
+            batch.append(name)
+            room -= fields
+        if batch:
+            yield from self._pages(batch, kind)
 
-    def _at_cut(self, key: str, kind: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """A field that the scan misses was deleted since the cut, so it was kept: the kept ones come last."""
-        was = keys.was(self._job, key)
-        met: set[bytes] = set()
-        cursor: Any = 0
-        while True:
-            cursor, flat, kept = self._scripts.run("ascut", [key, was], [cursor, PAGE_FIELDS, kind])
-            page = _fresh(flat, met)
-            if page:
-                yield page
-            if int(cursor) == 0:
-                break
-        if kept == 1:
-            kept = []
-            with translated():
-                for pair in self._client.hscan_iter(was, count=PAGE_FIELDS):
-                    kept += pair
-        rest = _fresh(kept, met)
-        if rest:
-            yield rest
+    def _pages(self, names: list[str], kind: Kind) -> Iterator[Page]:
+        met: dict[str, set[bytes]] = {name: set() for name in names}
+        cursors = dict.fromkeys(names, "0")
+        while cursors:
+            open_ = list(cursors)
+            pairs = [key for name in open_ for key in (name, keys.was(self._job, name))]
+            answers = self._scripts.run("ascut", pairs, [kind, PAGE_FIELDS, *cursors.values()])
+            for name, (cursor, flat, kept) in zip(open_, answers, strict=True):
+                found = _fresh(flat, met[name])
+                cursors[name] = cursor
+                if int(cursor) == 0:
+                    del cursors[name]
+                    found += _fresh(self._all_kept(name) if kept == 1 else kept, met[name])
+                yield Page(name, found, name not in cursors)
+
+    def _all_kept(self, name: str) -> list[bytes]:
+        with translated():
+            pairs = self._client.hscan_iter(keys.was(self._job, name), count=PAGE_FIELDS)
+            return [part for pair in pairs for part in pair]
 
     def ids_at_cut(self, source: str, group: int, cut: Cut) -> list[tuple[bytes, int]]:
         """(digest, milliseconds) of the ids that a source remembered; later ones are told by their time."""

@@ -17,7 +17,7 @@ from pipeline.positions import Position
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.commits import Refusal, Refused, Write
-from pipeline.store.cuts import CutStore
+from pipeline.store.cuts import CutStore, Page
 
 FIELDS = [state_field("op", f"k{number}") for number in range(6)]
 MEMBERS = [f"timer-{number}".encode() for number in range(4)]
@@ -31,10 +31,10 @@ def a_state(bench: Bench, group: int) -> str:
     return keys.state(bench.job, 0, group)
 
 
-def exported(pages: Iterator[list[tuple[bytes, bytes]]]) -> dict[bytes, bytes]:
+def exported(pages: Iterator[Page]) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     for page in pages:
-        for name, value in page:
+        for name, value in page.found:
             assert name not in found
             found[name] = value
     return found
@@ -117,8 +117,8 @@ def test_the_export_is_the_job_at_the_cut_whatever_is_committed_while_it_is_read
         waiting = list(model.waiting)
 
         cut = store.cut("s")
-        readers = [store.hash_at_cut(a_state(bench, group)) for group in (0, 1)]
-        readers += [store.timers_at_cut(keys.timers(bench.job, 0, "op", group)) for group in (0, 1)]
+        readers = [store.at_cut([a_state(bench, group)], "h") for group in (0, 1)]
+        readers += [store.at_cut([keys.timers(bench.job, 0, "op", group)], "z") for group in (0, 1)]
         found: list[dict[bytes, bytes]] = [{}, {}, {}, {}]
         turn = 0
         for step in after:
@@ -162,7 +162,7 @@ def test_each_old_value_is_kept_once_and_nothing_when_no_savepoint_is_written(be
 
     kept = bench.client.hgetall(keys.was("j", state))
     assert {name: value for name, value in kept.items() if name} == {b"a": b"1", b"b": b"2", b"c": b""}
-    assert exported(a_store(bench).hash_at_cut(state)) == {b"a": b"1", b"b": b"2"}
+    assert exported(a_store(bench).at_cut([state], "h")) == {b"a": b"1", b"b": b"2"}
     assert cut.epoch == 1
 
 
@@ -173,7 +173,7 @@ def test_a_group_that_is_exported_is_kept_no_more_and_gives_its_room_back(bench:
     hand.commit(writes=[Write("HSET", state, ["a", "y"])])
     assert int(bench.client.hget(keys.savepoint("j"), "bytes")) > 1000
 
-    exported(store.hash_at_cut(state))
+    exported(store.at_cut([state], "h"))
     store.hold(cut, [state])
     hand.commit(writes=[Write("HSET", state, ["a", "z", "b", "new"])])
 
@@ -272,7 +272,7 @@ def test_a_full_redis_refuses_the_cut_and_lets_commits_keep_what_they_change(
 
     hand.commit(Position("2-0"), writes=[Write("HSET", state, ["a", 2])])
 
-    assert exported(store.hash_at_cut(state)) == {b"a": b"1"}
+    assert exported(store.at_cut([state], "h")) == {b"a": b"1"}
     assert [entry[0] for entry in store.in_flight(*ENTRY)] == []
     store.let_go(cut)
     before = bench.snapshot()

@@ -1,19 +1,25 @@
--- Some of a hash or a sorted set as it was at the cut. Writes nothing.
--- KEYS: the key, what was kept of it    ARGV: cursor, about how many, h or z
--- Returns {next cursor, name, value, name, value, ... as pairs, all that was kept of it as pairs, or 0 while it is not needed,
---   or 1 for too much}
-local page = call(ARGV[3] == 'z' and 'ZSCAN' or 'HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
-local names, found = {}, {}
-for i = 1, #page[2], 2 do names[#names + 1] = page[2][i] end
-for i = 1, #names, 4000 do
-  for n, old in ipairs(call('HMGET', KEYS[2], unpack(names, i, math.min(i + 3999, #names)))) do
-    local at = 2 * (i + n - 1) - 1
-    if old ~= '' then
-      found[#found + 1] = page[2][at]
-      found[#found + 1] = old or page[2][at + 1]
+-- Some of hashes or sorted sets as they were at the cut. Writes nothing.
+-- KEYS: pairs: a key, what was kept of it    ARGV: h or z, about how many fields of each, then the cursor of each
+-- Returns for each {next cursor, name, value, name, value, ... as pairs, all that was kept of it as pairs, or 0 while it is
+--   not needed, or 1 for too much}
+local found = {}
+for k = 1, #KEYS, 2 do
+  local page = call(ARGV[1] == 'z' and 'ZSCAN' or 'HSCAN', KEYS[k], ARGV[2 + (k + 1) / 2], 'COUNT', ARGV[2])
+  local names, pairs_ = {}, {}
+  for i = 1, #page[2], 2 do names[#names + 1] = page[2][i] end
+  for i = 1, #names, 4000 do
+    for n, old in ipairs(call('HMGET', KEYS[k + 1], unpack(names, i, math.min(i + 3999, #names)))) do
+      local at = 2 * (i + n - 1) - 1
+      if old ~= '' then
+        pairs_[#pairs_ + 1] = page[2][at]
+        pairs_[#pairs_ + 1] = old or page[2][at + 1]
+      end
     end
   end
+  local kept = 0
+  if page[1] == '0' then
+    kept = call('HLEN', KEYS[k + 1]) > 2 * tonumber(ARGV[2]) and 1 or call('HGETALL', KEYS[k + 1])
+  end
+  found[#found + 1] = {page[1], pairs_, kept}
 end
-if page[1] ~= '0' then return {page[1], found, 0} end
-if call('HLEN', KEYS[2]) > 2 * tonumber(ARGV[2]) then return {'0', found, 1} end
-return {'0', found, call('HGETALL', KEYS[2])}
+return found
