@@ -69,7 +69,9 @@ class CutStore:
             names += [key, keys.was(job, key)]
         reason = f"stopped with the savepoint {name}" if stops else ""
         limit = self._plan.limits.savepoint_bytes
+        kinds = {keys.dead(job): "stream", keys.visitors(job): "zset"}
         args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason]
+        args += [kinds.get(key, "hash") for key in self._copied()]
         answer = self._scripts.run("cut", names, args)
         if answer[0] == -1 and answer[2] == 0 and self.tidy():
             answer = self._scripts.run("cut", names, args)
@@ -114,7 +116,7 @@ class CutStore:
             raise SavepointLost(
                 f"the savepoint was given up: more than {megabytes:,} MiB of state were changed while it was written."
                 " The job goes on",
-                hint="write it where it is written faster, at a calmer hour, or raise savepoint_bytes in the limits",
+                hint="take it at a calmer hour, or to a place that is written faster",
             )
         if answer[0] != 1:
             raise SavepointLost(

@@ -2,7 +2,7 @@
 -- marked where it ends, and the epoch is opened: from here on commits keep what they change (see commit.lua).
 -- KEYS: job, savepoint, names of kept keys, control; then the metas of the partitions; then pairs: key, its copy
 -- ARGV: token, name, milliseconds of the exporter's lease, most bytes that commits may keep, number of partitions,
---   reason, or '': with one the job is cancelled at this instant
+--   reason, or '': with one the job is cancelled at this instant; then the type of each key that is copied
 -- Returns {1, epoch, milliseconds of the server}, {-1, name, milliseconds until its exporter counts as gone} another one
 --   is being written, {-3, state} the job cannot be cancelled any more, {-5} no such job, {-8} it is being restored
 -- The first write is a COPY, so a Redis without memory refuses the whole script.
@@ -13,6 +13,7 @@ if j[5] then return {-8} end
 local key = foreign({record, 'hash', names, 'set', control, 'stream'})
 local count = tonumber(ARGV[5])
 for i = 5, 4 + count do key = key or foreign({KEYS[i], 'hash'}) end
+for i = 5 + count, #KEYS, 2 do key = key or foreign({KEYS[i], ARGV[7 + (i - 5 - count) / 2]}) end
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local time = call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
