@@ -41,7 +41,7 @@ def show(data: bytes) -> Shown:
     value = decode_value(data)
     try:
         text = _to_json(value)
-        if msgspec.json.decode(text) == value and encode_value(msgspec.json.decode(text)) == data:
+        if encode_value(msgspec.json.decode(text)) == data:
             return Shown(text.decode(), None)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         pass

@@ -69,25 +69,24 @@ class TableWriter:
         self._draft = draft
         self._table = table
         self._schema = SCHEMAS[table]
-        self._columns: list[list[Any]] = [[] for _ in self._schema]
+        self._pending: list[tuple[Any, ...]] = []
         self._size = 0
         self._file: _Hashed | None = None
         self._writer: Any = None
         self._rows = 0
         self._parts: list[PartFile] = []
-        self.rows = 0
 
     def add(self, *row: Any) -> None:
-        for column, value in zip(self._columns, row, strict=True):
-            column.append(value)
-            self._size += len(value) if isinstance(value, str | bytes) else 8
-        self.rows += 1
-        if self._size >= _GROUP_BYTES or len(self._columns[0]) >= _ROWS:
+        """A row with a value for each column; those that may be long come last in all tables."""
+        self._pending.append(row)
+        self._size += len(row[-1] or b"") if type(row[-1]) is not int else 8
+        self._size += len(row[-2] or "") if type(row[-2]) is not int else 8
+        if self._size >= _GROUP_BYTES or len(self._pending) >= _ROWS:
             self._flush()
 
     def close(self) -> tuple[PartFile, ...]:
         """A table without rows has one file, so that others can read it too."""
-        if self._columns[0] or not self._parts:
+        if self._pending or not self._parts:
             self._flush()
         self._end_file()
         return tuple(self._parts)
@@ -105,12 +104,12 @@ class TableWriter:
                 self._file, self._schema, compression="zstd", compression_level=1, write_page_checksum=True
             )
             self._rows = 0
-        arrays = [pa.array(column, kind.type) for column, kind in zip(self._columns, self._schema, strict=True)]
-        if self._columns[0]:
+        if self._pending:
+            columns = zip(zip(*self._pending, strict=True), self._schema, strict=True)
+            arrays = [pa.array(column, kind.type) for column, kind in columns]
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows += len(self._columns[0])
-        self._columns = [[] for _ in self._schema]
-        self._size = 0
+        self._rows += len(self._pending)
+        self._pending, self._size = [], 0
         assert self._file is not None
         if self._file.bytes >= _FILE_BYTES:
             self._end_file()

@@ -18,6 +18,8 @@ class Guard:
 
 
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
+_CUTS: Final = "tests/store/test_cuts.py"
+_RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 GUARDS: Final = (
@@ -41,5 +43,12 @@ GUARDS: Final = (
     Guard("leader's token, assign", "assign", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
     Guard("next term", "assign", "if tonumber(m[1] or 0) + 1 ~= tonumber(ARGV[5]) then return {0} end", ""),
     Guard("leader's token, close", "close", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
+    Guard("old values since a cut", "commit", "if #pairs_ > 0 then kept", "if false then kept", _CUTS),
+    Guard("old values, the first one only", "commit", "if not old then fresh", "if true then fresh", _CUTS),
+    Guard("entries in front of a mark", "commit", "passed = call('XRANGE', inbox,", "passed = {} or call('XRANGE', inbox,", _CUTS),
+    Guard("bound of what is kept", "commit", "'bytes', bytes) > limit", "'bytes', bytes) < 0", _CUTS),
+    Guard("exporter's token", "exporting", "if s[1] ~= ARGV[1] then return {-1} end", "", _CUTS),
+    Guard("time of ids since a cut", "append", "tonumber(call('HGET', job, 'cut_at') or 0) + 1)", "0)", _CUTS),
+    Guard("a restore that is not done", "transition", "if ARGV[1] == 'running' and j[3] then", "if false then", _RESTORES),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

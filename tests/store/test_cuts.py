@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bench import ENTRY, KEYED, Bench, Hand, a_batch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pipeline.codec import decode_batch, state_field
@@ -102,7 +102,11 @@ def apply(bench: Bench, hand: Hand, model: Model, step: tuple[str, int, Any]) ->
         hand.commit(writes=writes)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# An example is not made smaller: each takes a server emptied anew.
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 @given(before=steps(), after=steps())
 def test_the_export_is_the_job_at_the_cut_whatever_is_committed_while_it_is_read(
     make: Callable[..., Bench], before: Any, after: Any
@@ -164,6 +168,21 @@ def test_each_old_value_is_kept_once_and_nothing_when_no_savepoint_is_written(be
     assert {name: value for name, value in kept.items() if name} == {b"a": b"1", b"b": b"2", b"c": b""}
     assert exported(a_store(bench).at_cut([state], "h")) == {b"a": b"1", b"b": b"2"}
     assert cut.epoch == 1
+
+
+def test_entries_in_front_of_the_mark_are_kept_when_they_are_passed_and_those_behind_it_are_not(bench: Bench) -> None:
+    lane, hand, store = bench.lane(), bench.worker(), a_store(bench)
+    lane.append(1, a_batch("a", "b"))
+    lane.append(3, a_batch("c"))
+    store.cut("s")
+    lane.append(4, a_batch("d"))
+
+    hand.commit(Position("3-0"), taken=2)
+    hand.commit(Position("5-0"), taken=2)
+
+    assert bench.values() == []
+    assert [decode_batch(payload).values for _, _, payload in store.in_flight(*ENTRY)] == [["a", "b"], ["c"]]
+    assert not bench.client.hexists(keys.meta("j", *ENTRY), "mark")
 
 
 def test_a_group_that_is_exported_is_kept_no_more_and_gives_its_room_back(bench: Bench) -> None:
