@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from leader.duties.autoscale import Autoscale
 from leader.duties.books import BookKeeping
+from leader.duties.cuts import Cuts
 from leader.duties.ending import Ending
 from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
@@ -42,6 +43,7 @@ def make_round(
         retention, readers = Retention(leadership), Readers(leadership)
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
+        cuts = Cuts(scripts)
         return Duties(
             working=(
                 restarts,
@@ -55,8 +57,9 @@ def make_round(
                 Visitors(leadership),
                 readers,
                 books,
+                cuts,
             ),
-            ended=(retention, readers, books),
+            ended=(retention, readers, books, cuts),
             restarting=(restarts,),
         )
 

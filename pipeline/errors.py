@@ -86,6 +86,14 @@ class LetterError(CeleriacError):
     """Raised when a dead letter is not there, or what was asked cannot be done with it."""
 
 
+class SavepointError(CeleriacError):
+    """Raised when a savepoint cannot be taken, read or restored; where a row of it is wrong, that row is named."""
+
+
+class SavepointLost(SavepointError):
+    """Raised when a savepoint is given up while it is written. The job goes on. Worth another try."""
+
+
 class StoreError(CeleriacError):
     """Root of the errors of the store."""
 

@@ -47,12 +47,15 @@ class JobRecord:
     """When a run took the job last, in server milliseconds, and which; nothing for one that never ran."""
     history: tuple[StateChange, ...] = ()
     paused: dict[str, int] = field(default_factory=dict)
-
     scaling: Scaling | None = None
     """How its workers are scaled; None for a job whose workers are a fixed number."""
     workers_wanted: int = 0
     scaled_at_ms: int = 0
     """How many workers agents are to keep, and when that was changed; 0 without `scaling`, and before any change."""
+    saving: int = 0
+    """The number of the savepoint that is being written, or was left by an exporter that is gone; 0 for none."""
+    restoring: str = ""
+    """While the job is filled from a savepoint: the name of that."""
 
     @property
     def run(self) -> str:

@@ -20,6 +20,7 @@ PARTS: Final = {
     "source": r"[A-Za-z][A-Za-z0-9_-]*",
     "worker": r"[A-Za-z0-9][A-Za-z0-9_.-]*",
     "leader": r"[A-Za-z0-9][A-Za-z0-9_.@-]*",
+    "key": r":[a-z]+(:.+)?",
 }
 NO_KEYS: Final = {"of_job", "own_leader_name", "queue_name", "leader_queue_name"}
 """Functions that make parts of keys, or names of queues that other functions make whole."""

@@ -29,6 +29,7 @@ from verification.actors import (
     Submitter,
     Worker,
 )
+from verification.exporter import Exporter
 from verification.world import Scenario, World
 
 LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
@@ -110,7 +111,7 @@ def _filed(folder: Path) -> Pipeline:
 
 
 def _holding(_: Path) -> Pipeline:
-    """[key, number] as in `_numbers`; a key with a negative one is held until that is mended or dropped."""
+    """[key, number] as in `numbers`; a key with a negative one is held until that is mended or dropped."""
     flow = Pipeline("verified")
     pairs = flow.source(read.producer(), name="in").key_by(lambda pair: pair[0], name="by_key", on_error=hold_key())
     pairs.map(lambda pair: _no_negative(pair[1]), name="checked").stateful_map(_growing, name="growing").sink(
@@ -304,5 +305,12 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         shows_removal=True,
+    ),
+    Scenario(
+        "a savepoint beside the work, and what is restored from it",
+        words,
+        lambda: (Submitter(), Source([LINES[:5]], by=1), Leader(), Worker(), Exporter(LINES[:5], begins=3)),
+        partitions=1,
+        limits=_SMALL,
     ),
 )

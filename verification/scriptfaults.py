@@ -19,8 +19,8 @@ from verification.world import JOB
 _LOADER: Final = "local call = redis.call\n"
 
 _WRITES: Final = (
-    "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "INCR", "LPUSH", "PEXPIRE", "RPOP", "SADD", "SET", "SREM", "UNLINK",
-    "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
+    "COPY", "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "INCR", "LPUSH", "PEXPIRE", "RPOP", "SADD", "SET", "SREM",
+    "UNLINK", "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
 )  # fmt: skip
 
 # The clock stands still and ids of the server's own are counted, so that two runs of a script write the same.

@@ -95,6 +95,7 @@ class World:
         self.points = Points(plan)
         self._store = store
         self.client.flushall()
+        self.folder = folder
         self.graph = scenario.pipeline(folder).graph()
         self.plan = compile_plan(self.graph, scenario.partitions, scenario.limits)
         self.jobs = JobStore(Scripts(self.client))
@@ -115,6 +116,12 @@ class World:
                 return self.observe()
         waiting = ", ".join(actor.name for actor in self.actors if not actor.is_done)
         raise Stalled(f"after {MOST_ROUNDS} rounds these still wait: {waiting}")
+
+    def step_others(self, actor: Actor) -> None:
+        """What happens beside an actor in the middle of a step of its own."""
+        for other in self.actors:
+            if other is not actor and not other.is_done:
+                self._step(other)
 
     def _step(self, actor: Actor) -> None:
         try:

@@ -16,6 +16,7 @@ from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.openings import Beginning
 from pipeline.cli.options import DEBUG as _DEBUG
 from pipeline.cli.options import JOB as _JOB
 from pipeline.cli.options import JSON as _JSON
@@ -26,6 +27,7 @@ from pipeline.cli.produce import produce_lines
 from pipeline.cli.readers import readers
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
 from pipeline.cli.run import RunOptions, run_pipeline
+from pipeline.cli.savepoints import savepoint
 from pipeline.cli.screen import Screen
 from pipeline.cli.state import state
 from pipeline.cli.tail import tail
@@ -60,7 +62,9 @@ def celeriac() -> None:
     """Exactly-once, keyed, stateful pipelines on Celery and Redis."""
 
 
-for _group in (tail, state, readers, dead_letters, verify, drain, pause, unpause, history, autoscale):
+for _group in (
+    tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause, history, autoscale,
+):  # fmt: skip
     celeriac.add_command(_group)
 
 
@@ -73,6 +77,11 @@ for _group in (tail, state, readers, dead_letters, verify, drain, pause, unpause
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
 @click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
 @click.option("--accept-loss", is_flag=True, help="Go on with a job that has halted since Redis lost its last writes.")
+@click.option(
+    "--from-savepoint", "savepoint_url", metavar="FOLDER", help="Begin a new job with what a savepoint holds."
+)
+@click.option("--allow-dropped", is_flag=True, help="Leave out what the pipeline has no place for.")
+@click.option("--allow-edits", is_flag=True, help="The savepoint was edited; each of its rows is checked.")
 @click.option("--quiet", is_flag=True, help="Show errors and the records of console sinks only.")
 @_DEBUG
 @click.pass_obj
@@ -86,6 +95,9 @@ def run(
     job_id: str | None,
     reader: str | None,
     accept_loss: bool,
+    savepoint_url: str | None,
+    allow_dropped: bool,
+    allow_edits: bool,
     quiet: bool,
 ) -> Exit:
     """Run a pipeline here until its input has ended.
@@ -95,17 +107,20 @@ def run(
     """
     if accept_loss and job_id is None:
         raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
+    if savepoint_url is None and (allow_dropped or allow_edits):
+        raise click.UsageError("--allow-dropped and --allow-edits go with --from-savepoint")
     most = scaling.maximum if scaling else workers or len(os.sched_getaffinity(0))
     options = RunOptions(
         target=target,
         redis_url=redis_url or None,
         workers=workers if scaling else most,
-        partitions=partitions or min(256, 2 * most),
+        partitions=partitions or (0 if savepoint_url else min(256, 2 * most)),
         job_id=job_id,
         reader=reader or "",
         is_quiet=quiet,
         accepts_loss=accept_loss,
         scaling=scaling,
+        savepoint=Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None,
     )
     with interrupts.deferred():
         return run_pipeline(options, interrupts)

@@ -18,6 +18,8 @@ from pipeline.errors import (
     PipelineError,
     ProducerError,
     ReadingError,
+    SavepointError,
+    SavepointLost,
     SinkError,
     StaleReader,
     TailLost,
@@ -86,9 +88,9 @@ def _code(error: CeleriacError) -> int:
     from pipeline.cli.exits import Exit, JobFailed
 
     match error:
-        case JobFailed() | StaleReader() | TailLost() | JobRestored():
+        case JobFailed() | SavepointLost() | StaleReader() | TailLost() | JobRestored():
             return Exit.FAILED
-        case PipelineError() | ProducerError() | ReadingError() | LetterError() | SinkError():
+        case PipelineError() | ProducerError() | ReadingError() | LetterError() | SavepointError() | SinkError():
             return Exit.USAGE
         case UnknownJob() | JobStateError():
             return Exit.USAGE

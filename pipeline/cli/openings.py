@@ -7,14 +7,20 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import JobStateError, PipelineError, UnknownJob
+from pipeline.errors import EnvironmentFault, JobStateError, PipelineError, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.losses import LOST
 from pipeline.plan import Plan
 from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from pipeline.savepoints.reading import Savepoint
+    from pipeline.savepoints.restoring import Restored
 
 _POLL_SECONDS: Final = 0.1
 STARTING_MS: Final = 5_000
@@ -22,6 +28,35 @@ STARTING_MS: Final = 5_000
 
 _PIPELINE_LETTERS: Final = 70
 """Of the pipeline's name in a job id, which has at most 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The savepoint that a new job begins with, and what of it may be otherwise than it was."""
+
+    url: str
+    allows_dropped: bool
+    allows_edits: bool
+
+    def open(self) -> Savepoint:
+        """Raises SavepointError, EnvironmentFault."""
+        try:
+            from pipeline.savepoints.reading import Savepoint
+        except ImportError as error:
+            raise EnvironmentFault("savepoints need pyarrow", hint="pip install 'celeriac[savepoints]'") from error
+        return Savepoint.at(self.url)
+
+    def restore(self, scripts: Scripts, job: str, plan: Plan) -> Restored:
+        """The job exists, and may run, when this returns. Raises as `restore_job`."""
+        from pipeline.savepoints.restoring import restore_job
+
+        allowed = {"allow_dropped": self.allows_dropped, "allow_edits": self.allows_edits}
+        return restore_job(scripts, self.open(), job, plan, **allowed)
+
+
+def partitions_of(savepoint: Savepoint) -> int:
+    """How many its stages had."""
+    return max(stage.partitions for stage in savepoint.manifest.plan.stages)
 
 
 def new_job_id(pipeline: str, now: time.struct_time) -> str:
@@ -42,6 +77,11 @@ def open_job(
     of a run that submits the same job at this moment; `check` may then raise.
     """
     record = store.read(job) if accepts_loss else _made_or_found(store, job, plan)
+    if record.restoring:
+        raise JobStateError(
+            f"the job {job!r} is being restored from {record.restoring}, or that was interrupted",
+            hint=f"`celeriac remove {job}` deletes what an interrupted one has left; then restore it anew",
+        )
     if record.plan.fingerprint != plan.fingerprint:
         raise PipelineError(
             f"the job {job!r} was made from another pipeline than this file defines now",

@@ -14,8 +14,9 @@ from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.following import Follower, Link
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
-from pipeline.cli.openings import new_job_id, open_job
+from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of
 from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_lines
+from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
 from pipeline.errors import CeleriacError, JobStateError, SinkAhead, StoreError, TailLost, UnknownJob
@@ -61,6 +62,8 @@ class RunOptions:
     """Whether the job may go on without what Redis has lost."""
     scaling: Scaling | None = None
     """How the number of workers changes; None for one that stays."""
+    savepoint: Beginning | None = None
+    """What a new job begins with. `partitions` 0: as many as that has."""
 
 
 def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
@@ -74,7 +77,10 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         screen = stack.enter_context(Screen(options.is_quiet))
         with interrupts.immediate():
             graph = load_graph(options.target)
-            plan = compile_plan(graph, options.partitions, Limits())
+            partitions = options.partitions
+            if options.savepoint is not None and not partitions:
+                partitions = partitions_of(options.savepoint.open())
+            plan = compile_plan(graph, partitions, Limits())
             check_targets(plan)
             check_effects(graph, plan)
             find_programs(graph.nodes)
@@ -88,6 +94,9 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         with interrupts.immediate():
             _check_server(scripts, server, screen)
             _check_inputs(graph, JobStore(scripts), job, screen)
+            if options.savepoint is not None:
+                for line in restored_lines(options.savepoint.restore(scripts, job, plan)):
+                    screen.note(line)
         # A registered job must not be left to nobody, so no interrupt here until it is in the hands of a Run.
         record = open_job(JobStore(scripts), job, plan, interrupts.check, accepts_loss=options.accepts_loss)
         workspace.is_kept = not is_portable

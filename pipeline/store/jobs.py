@@ -64,8 +64,10 @@ class JobStore:
             info = self._client.info("memory")
         return int(info["used_memory"]), int(info.get("maxmemory", 0))
 
-    def create(self, job: str, plan: Plan) -> None:
+    def create(self, job: str, plan: Plan, restoring: str = "") -> None:
         """Registers the job in state running; what an interrupted removal of that id has left is deleted first.
+
+        One that is `restoring` (`nonce name`) does not run until `pipeline.store.restores` says that it is whole.
 
         Raises JobStateError if the id is taken or no id.
         """
@@ -73,7 +75,7 @@ class JobStore:
             raise JobStateError(f"not a job id: {job!r}", hint="use letters, digits, '-', '_' and '.', at most 100")
         names = [keys.job(job), keys.jobs(), keys.control(job), keys.removing(job)]
         names += [keys.meta(job, stage, partition) for stage, partition in plan.partitions()]
-        args = [job, plan.encode(), self.run_id()]
+        args = [job, plan.encode(), self.run_id(), restoring]
         answer = self._scripts.run("create", names, args)
         for _ in range(_TAKEOVERS):
             if answer[0] != 2:
@@ -128,6 +130,11 @@ class JobStore:
                 raise StaleTerm(f"this leader no longer leads job {job!r}")
             case -2:
                 raise JobStateError(f"job {job!r} has halted: {LOST}", hint=HINT)
+            case -8:
+                raise JobStateError(
+                    f"job {job!r} is being restored from a savepoint, or that was interrupted",
+                    hint=f"`celeriac remove {job}` deletes what an interrupted one has left; then restore it anew",
+                )
             case 0:
                 raise JobStateError(f"job {job!r} is {_words(answer[1])}; it cannot become {to.value}")
 
@@ -332,6 +339,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
             workers_wanted=int(text.get("workers_wanted", 0)),
             scaled_at_ms=int(text.get("scaled_at", 0)),
+            saving=int(text.get("saving", 0)),
+            restoring=text.get("restoring", "").partition(" ")[2],
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)

@@ -32,6 +32,8 @@ def job(job: str) -> str:
     `waits:source` -> what a source waits for. Written by its feeder.
 
     scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader.
+    `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
+    many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
     """
     return of_job(job) + ":job"
 
@@ -77,6 +79,7 @@ def inbox(job: str, stage: int, partition: int) -> str:
 def meta(job: str, stage: int, partition: int) -> str:
     """Hash: ownership, position, head, ring flag and counts of one partition. Written by scripts only.
 
+    `mark`: where the inbox ended at the cut of the savepoint that is being written, until the position is behind that.
     restored, restored_end: its position, and the place behind its last entry, when the server's run began.
     `sent`: records given to each target, as JSON. `left_out`: records passed whose id was known. `letters`: dead
     letters written. See `pipeline.books`.
@@ -179,6 +182,24 @@ def out_log(job: str, sink: str) -> str:
 def out_waiting(job: str, sink: str) -> str:
     """Hash: meta keys of the partitions that found this output full."""
     return f"{of_job(job)}:outwaiting:{sink}"
+
+
+def savepoint(job: str) -> str:
+    """Hash: epoch, token, name, until, cut_at, bytes kept, limit, given_up: the savepoint that is being written.
+
+    Written by its exporter, and by commits, which count what they keep. Key of a kept inbox -> bytes of it.
+    """
+    return of_job(job) + ":savepoint"
+
+
+def was_names(job: str) -> str:
+    """Set: the keys that hold how things were at the cut. All go when the savepoint is written, or given up."""
+    return of_job(job) + ":was"
+
+
+def was(job: str, key: str) -> str:
+    """What a key of the job held at the cut: a copy, or only what was changed since. Written by cut and commit."""
+    return of_job(job) + ":was" + key.removeprefix(of_job(job))
 
 
 def queue_name(job: str, stage: int, partition: int) -> str:

@@ -18,6 +18,8 @@ class Guard:
 
 
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
+_CUTS: Final = "tests/store/test_cuts.py"
+_RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -46,5 +48,12 @@ GUARDS: Final = (
     Guard("leader's token, close", "close", "if not leads(KEYS[1], ARGV[1]) then return {-1} end", ""),
     Guard("an entry of another program", "commit", "if type(answer) == 'table' then", "if false then", _ADDED),
     Guard("the end of the inbox", "commit", " > tonumber(m[10] or 0) + 1 then", " < 0 then", _COUNTED),
+    Guard("old values since a cut", "commit", "if #pairs_ > 0 then kept", "if false then kept", _CUTS),
+    Guard("old values, the first one only", "commit", "if not old then fresh", "if true then fresh", _CUTS),
+    Guard("entries in front of a mark", "commit", "if #passed > 0 then", "if false then", _CUTS),
+    Guard("bound of what is kept", "commit", "'bytes', bytes) > limit", "'bytes', bytes) < 0", _CUTS),
+    Guard("exporter's token", "exporting", "if s[1] ~= ARGV[1] then return {-1} end", "", _CUTS),
+    Guard("time of ids since a cut", "append", "tonumber(call('HGET', job, 'cut_at') or 0) + 1)", "0)", _CUTS),
+    Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

@@ -19,6 +19,8 @@ from pipeline.facts import PartitionFacts
 from pipeline.keying import GROUPS
 from pipeline.plan import STREAM_FORMATS, compile_plan, stream_name
 from pipeline.records import Batch
+from pipeline.savepoints.reading import Savepoint
+from pipeline.savepoints.restoring import restore_job
 from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.books import BookStore
@@ -118,8 +120,13 @@ class LocalJob:
         job: str = "j",
         clock: Callable[[], float] = stopped_clock,
         takes_tickets: bool = False,
+        savepoint: Savepoint | None = None,
+        **restoring: bool,
     ) -> None:
-        """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker."""
+        """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker.
+
+        Of a `savepoint` the job is restored, as `restore_job` is told.
+        """
         self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
         self.limits = limits or Limits()
         self.graph = pipeline.graph()
@@ -128,7 +135,10 @@ class LocalJob:
         scripts = Scripts(self.client)
         self._scripts = scripts
         self.jobs = JobStore(scripts)
-        self.jobs.create(job, self.plan)
+        if savepoint is None:
+            self.jobs.create(job, self.plan)
+        else:
+            self.restored = restore_job(scripts, savepoint, job, self.plan, **restoring)
         self.run_of_job = self.jobs.read(job).run
         self.leader = Leadership(scripts, "leader-1", "n1")
         self.token = self.leader.hold(job, 600).token

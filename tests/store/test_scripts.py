@@ -24,7 +24,7 @@ FOLDER = Path(str(resources.files("pipeline.store"))) / "scripts"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude")
 ARGUMENTS: dict[str, Any] = {
     "stage": 1, "partition": 2, "group": 3, "operator": "op", "sink": "out", "worker": "w",
-    "source": "in",
+    "source": "in", "key": "celeriac:{my-job}:state:1.3",
 }  # fmt: skip
 
 OF_JOBS = [

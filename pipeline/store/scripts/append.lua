@@ -38,7 +38,8 @@ if found then return refusal(found) end
 local skip, fresh, at = {}, {}, 0
 if #KEYS > 4 then
   local time = call('TIME')
-  at = time[1] * 1000 + math.floor(time[2] / 1000)
+  -- What is remembered since the cut of a savepoint is told from what was before by its time.
+  at = math.max(time[1] * 1000 + math.floor(time[2] / 1000), tonumber(call('HGET', job, 'cut_at') or 0) + 1)
   for k = 5, #KEYS do
     local n, new, seen = 0, {}, {}
     for index in string.gmatch(ARGV[2 * k + 2], '%d+') do

@@ -13,15 +13,18 @@
 --   script of ours has written
 -- The first write is an HDEL or XTRIM, which a Redis without memory lets through with all that follows.
 -- Calls cost more than what they do: each key is read once, and written once.
+-- While the job has an open epoch (see cut.lua) it also keeps how things were at the cut: of each state, timer and held key
+-- that it changes for the first time since, the value before, or '' for what was not there; of the inbox the entries that it
+-- leaves behind in front of the mark. The field '' of such a hash says how many bytes it keeps, or x when it is exported.
 local inbox, meta, log, waiting, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit_records, limit_bytes, low = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 local sender, mode = ARGV[7], ARGV[8]
 
-local j = call('HMGET', job, 'state', 'table', 'run_id')
+local j = call('HMGET', job, 'state', 'table', 'run_id', 'epoch')
 if j[1] ~= 'running' and j[1] ~= 'draining' then return {-5} end
 if j[3] ~= server then return {-6} end
 local m = call('HMGET', meta, 'token', 'pos', 'rec', 'bytes', 'taken', 'emitted', 'filtered', 'late', 'dead',
-  'head', 'sub', 'queue', 'ticket', 'ring')
+  'head', 'sub', 'queue', 'ticket', 'ring', 'mark')
 if m[1] ~= ARGV[1] then return {-1} end
 if m[2] ~= ARGV[2] or m[3] ~= ARGV[3] then return {-2} end
 if j[2] ~= ARGV[6] then return {-3} end
@@ -91,6 +94,50 @@ for i = 1, count do
   at = out.at + 4 * out.n
 end
 
+local cut, kept, passed, was_inbox, limit, is_behind
+if j[4] then
+  local root = string.sub(job, 1, -5)
+  cut, kept, passed = {root .. ':savepoint', root .. ':was'}, {}, {}
+  key = foreign({cut[1], 'hash', cut[2], 'set'})
+  if key then return {-7, key} end
+  limit = tonumber(call('HGET', cut[1], 'limit') or 0)
+  for _, write in ipairs(writes) do
+    local rest = string.sub(write[2], #root + 1)
+    local what = string.match(rest, '^:(%a+):')
+    if what == 'state' or what == 'timers' or what == 'held' or what == 'heldrecords' then
+      local was = root .. ':was' .. rest
+      local size = redis.pcall('HGET', was, '')
+      if type(size) == 'table' then return {-7, was} end
+      if size ~= 'x' then
+        local pairs_, bytes, names = {}, 0, {}
+        local step = (write[1] == 'HSET' or write[1] == 'ZADD') and 2 or 1
+        for i = write[3] + (write[1] == 'ZADD' and 1 or 0), write[3] + write[4] - 1, step do names[#names + 1] = ARGV[i] end
+        local fresh = {}
+        for i = 1, #names, 4000 do
+          local to = math.min(i + 3999, #names)
+          for n, old in ipairs(call('HMGET', was, unpack(names, i, to))) do
+            if not old then fresh[#fresh + 1] = names[i + n - 1] end
+          end
+        end
+        for i = 1, #fresh, 4000 do
+          local to = math.min(i + 3999, #fresh)
+          for n, old in ipairs(call(what == 'timers' and 'ZMSCORE' or 'HMGET', write[2], unpack(fresh, i, to))) do
+            local name = fresh[i + n - 1]
+            pairs_[#pairs_ + 1], pairs_[#pairs_ + 2] = name, old or ''
+            bytes = bytes + #name + #(old or '') + 64
+          end
+        end
+        if #pairs_ > 0 then kept[#kept + 1] = {was, pairs_, bytes, not size} end
+      end
+    end
+  end
+  if m[15] and ARGV[4] ~= ARGV[2] then
+    was_inbox, is_behind = root .. ':was' .. string.sub(inbox, #root + 1), not before(ARGV[4], m[15])
+    if foreign({was_inbox, 'stream'}) then return {-7, was_inbox} end
+    passed = call('XRANGE', inbox, '-', '(' .. (is_behind and m[15] or ARGV[4]))
+  end
+end
+
 -- Entries first: an id that another program has made impossible refuses the whole commit. The HDEL shrinks, and does nothing.
 if #outs > 0 then call('HDEL', meta, 'nothing') end
 local added = {}
@@ -133,6 +180,30 @@ if ARGV[4] ~= ARGV[2] or ARGV[5] ~= ARGV[3] or meta_n + log_n + #writes + #outs 
   fields = {'pos', ARGV[4], 'rec', ARGV[5], 'bytes', int(bytes), 'taken', sum(m[5], ARGV[16]), 'emitted', sum(m[6], ARGV[17]),
     'filtered', sum(m[7], ARGV[18]), 'late', sum(m[8], ARGV[19]), 'dead', sum(m[9], ARGV[20]),
     unpack(ARGV, meta_at, meta_at + meta_n - 1)}
+end
+if cut then
+  local bytes = 0
+  for _, keep in ipairs(kept) do
+    for i = 1, #keep[2], 4000 do call('HSET', keep[1], unpack(keep[2], i, math.min(i + 3999, #keep[2]))) end
+    call('HINCRBY', keep[1], '', keep[3])
+    if keep[4] then call('SADD', cut[2], keep[1]) end
+    bytes = bytes + keep[3]
+  end
+  if #passed > 0 then
+    local size = 0
+    for _, entry in ipairs(passed) do
+      call('XADD', was_inbox, entry[1], unpack(entry[2]))
+      size = size + #(entry[2][4] or '') + 64
+    end
+    call('SADD', cut[2], was_inbox)
+    call('HINCRBY', cut[1], was_inbox, size)
+    bytes = bytes + size
+  end
+  if is_behind then call('HDEL', meta, 'mark') end
+  if bytes > 0 and call('HINCRBY', cut[1], 'bytes', bytes) > limit then
+    call('HDEL', job, 'epoch')
+    call('HSET', cut[1], 'given_up', 'full')
+  end
 end
 for _, write in ipairs(writes) do
   for i = write[3], write[3] + write[4] - 1, 4000 do

@@ -1,6 +1,6 @@
 -- Registers a job with its partitions. Nothing is changed if it exists.
 -- KEYS: job, jobs, control, removing, then the meta of each partition
--- ARGV: job id, plan, server run id
+-- ARGV: job id, plan, server run id, '' or, for one that is filled from a savepoint, `nonce name` of who does that
 -- Returns {1} created, {0, state} exists, {2} a job of this id is being removed
 local state = call('HGET', KEYS[1], 'state')
 if state then return {0, state} end
@@ -12,8 +12,10 @@ end
 local key = foreign(wanted)
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local made = now(KEYS[1])
+local is_whole = ARGV[4] == ''
+if not is_whole then call('HSET', KEYS[1], 'restoring', ARGV[4]) end
 call('HSET', KEYS[1], 'plan', ARGV[2], 'made_at', int(made), 'generation', '0', 'table', '1', 'run_id', ARGV[3], 'gate', 'open')
-enter(KEYS[1], 'running', '')
+enter(KEYS[1], is_whole and 'running' or 'cancelled', is_whole and '' or 'it is being restored')
 call('ZADD', KEYS[2], int(made), ARGV[1])
 for i = 5, #KEYS do call('HSET', KEYS[i], 'pos', '1-0', 'rec', '0', 'head', '0', 'sub', '0', 'bytes', '0', 'term', '0') end
 call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'kind', 'Created')

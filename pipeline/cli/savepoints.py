@@ -1,0 +1,235 @@
+"""`celeriac savepoint`: taking savepoints of running jobs, and looking at those that are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from pipeline.cli.options import DEBUG, JOB, JSON, SERVER, job_id
+from pipeline.cli.screen import Screen
+from pipeline.errors import EnvironmentFault, SavepointError
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from pipeline.savepoints.manifest import Manifest
+    from pipeline.savepoints.places import Place
+    from pipeline.savepoints.reading import Savepoint
+    from pipeline.savepoints.restoring import Restored
+
+FOLDER: Final = "savepoints"
+_FOLDER = click.argument("folder", metavar="FOLDER", default=FOLDER)
+_SAVEPOINT = click.argument("savepoint_url", metavar="SAVEPOINT")
+_PAGE: Final = 500
+
+
+@click.group()
+def savepoint() -> None:
+    """Take savepoints of running jobs, and look at those that are there.
+
+    A savepoint is a folder of Parquet files: all that a job was at one instant. `run --from-savepoint` begins a new job
+    with it. Folders may be paths, or addresses that fsspec knows, as s3://bucket/savepoints.
+    """
+
+
+@savepoint.command("create")
+@JOB
+@SERVER
+@click.option("--to", "folder", metavar="FOLDER", default=FOLDER, show_default=True, help="Put it below this folder.")
+@click.option("--stop", is_flag=True, help="Cancel the job at the instant of the cut: nothing comes behind it.")
+@click.option("--keep", type=click.IntRange(1), metavar="N", help="Afterwards delete all but the last N of this job.")
+@JSON
+@DEBUG
+def create_savepoint(job: str, redis_url: str, folder: str, stop: bool, keep: int | None, as_json: bool) -> None:
+    """Take a savepoint of a job while it works. It is there, whole, when this ends."""
+    _need_pyarrow()
+    from pipeline.savepoints.export import take_savepoint
+    from pipeline.savepoints.manifest import new_name
+    from pipeline.savepoints.places import place_of
+
+    scripts = Scripts(connect(redis_url))
+    record = JobStore(scripts).read(job)
+    place = place_of(folder)
+    started = time.monotonic()
+    manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), stops=stop)
+    seconds = time.monotonic() - started
+    for name in _older(place, job, keep) if keep else ():
+        place.delete(name)
+    if as_json:
+        click.echo(msgspec.json.encode(_facts(manifest, place.url)).decode())
+    else:
+        click.echo(f"savepoint {place.url.rstrip('/')}/{manifest.name}: {_summary(manifest)}, in {seconds:.1f} s")
+        if stop:
+            click.echo(f"job {job} is cancelled: run FILE --from-savepoint goes on as a new job", err=True)
+
+
+@savepoint.command("list")
+@_FOLDER
+@click.option("--job", callback=job_id, help="Of this job only.")
+@JSON
+@DEBUG
+def list_savepoints(folder: str, job: str | None, as_json: bool) -> None:
+    """List the savepoints below a folder, oldest first."""
+    place, found = _all(folder)
+    shown = [manifest for manifest in found if job is None or manifest.job == job]
+    if as_json:
+        click.echo(msgspec.json.encode([_facts(manifest, place.url) for manifest in shown]).decode())
+    elif shown:
+        click.echo("\n".join(f"{each.name}  {_when(each)}  {_summary(each)}" for each in shown))
+    else:
+        click.echo("no savepoints", err=True)
+
+
+@savepoint.command("show")
+@_SAVEPOINT
+@JSON
+@DEBUG
+def show_savepoint(savepoint_url: str, as_json: bool) -> None:
+    """Show what a savepoint holds, and whether its files are as they were written."""
+    found = _open(savepoint_url)
+    edited = found.edited()
+    if as_json:
+        click.echo(msgspec.json.encode({**_facts(found.manifest, found.place.url), "edited": edited}).decode())
+        return
+    manifest = found.manifest
+    stages = ", ".join(f"{stage.name} ({stage.partitions})" for stage in manifest.plan.stages)
+    lines = [
+        f"job {manifest.job}, pipeline {manifest.pipeline}, {manifest.state} at {_when(manifest)},"
+        f" epoch {manifest.epoch}",
+        _summary(manifest),
+        f"stages (partitions): {stages}",
+    ]
+    lines += [f"operator {name}: {keys:,} keys" for name, keys in sorted(manifest.keys.items())]
+    lines += [f"output {name}: {number - 1:,} results before it" for name, number in sorted(manifest.outputs.items())]
+    lines += [f"table {table} is not as it was written" for table in edited]
+    click.echo("\n".join(lines))
+
+
+@savepoint.command("diff")
+@click.argument("one", metavar="SAVEPOINT")
+@click.argument("other", metavar="OTHER")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many keys.")
+@DEBUG
+def diff_savepoints(one: str, other: str, limit: int) -> int:
+    """Compare the state in two savepoints. Exit code 0: it is the same, 1: it is not."""
+    from pipeline.savepoints.difference import differences
+
+    found = differences(_open(one), _open(other))
+    shown = list(islice(found, limit + 1))
+    with Screen(False) as screen:
+        screen.records(shown[:limit])
+        if len(shown) > limit:
+            screen.note("there is more; --limit shows it")
+    return 1 if shown else 0
+
+
+@savepoint.command("export")
+@_SAVEPOINT
+@click.option("--operator", metavar="NAME", help="Of this operator only.")
+@DEBUG
+def export_savepoint(savepoint_url: str, operator: str | None) -> None:
+    """Write the state in a savepoint to standard output, one JSON object a line."""
+    from pipeline.savepoints.difference import state_lines
+
+    lines = state_lines(_open(savepoint_url), operator)
+    with Screen(False) as screen:
+        page: list[str] = []
+        for line in lines:
+            page.append(line)
+            if len(page) == _PAGE:
+                screen.records(page)
+                page = []
+        screen.records(page)
+
+
+@savepoint.command("delete")
+@_SAVEPOINT
+@DEBUG
+def delete_savepoint(savepoint_url: str) -> None:
+    """Delete a savepoint."""
+    found = _open(savepoint_url)
+    found.place.delete(found.name)
+    click.echo(f"savepoint {found.where} is deleted")
+
+
+def restored_lines(restored: Restored) -> Iterator[str]:
+    """What a run says of a job that was restored just now."""
+    manifest = restored.manifest
+    keys = sum(restored.keys.values())
+    yield (
+        f"job {restored.job} begins with savepoint {manifest.name} of job {manifest.job}: {keys:,} keys,"
+        f" {manifest.in_flight:,} records in flight"
+    )
+    yield from restored.lines
+
+
+def _open(url: str) -> Savepoint:
+    _need_pyarrow()
+    from pipeline.savepoints.reading import Savepoint
+
+    return Savepoint.at(url)
+
+
+def _all(folder: str) -> tuple[Place, list[Manifest]]:
+    from pipeline.savepoints.manifest import MANIFEST, read_manifest
+    from pipeline.savepoints.places import place_of
+
+    place = place_of(folder)
+    found = []
+    for name in place.names():
+        try:
+            found.append(read_manifest(place.read(name, MANIFEST), f"{place.url}/{name}"))
+        except SavepointError as error:
+            click.echo(f"warning: {error}", err=True)
+    return place, sorted(found, key=lambda manifest: (manifest.at_ms, manifest.name))
+
+
+def _older(place: Place, job: str, keep: int) -> list[str]:
+    """Savepoints of the job but for the last ones."""
+    _, found = _all(place.url)
+    return [manifest.name for manifest in found if manifest.job == job][:-keep]
+
+
+def _facts(manifest: Manifest, url: str) -> dict[str, Any]:
+    return {
+        "name": manifest.name,
+        "where": f"{url.rstrip('/')}/{manifest.name}",
+        "job": manifest.job,
+        "pipeline": manifest.pipeline,
+        "fingerprint": manifest.fingerprint,
+        "epoch": manifest.epoch,
+        "at_ms": manifest.at_ms,
+        "state": manifest.state,
+        "keys": manifest.keys,
+        "in_flight": manifest.in_flight,
+        "letters": manifest.letters,
+        "outputs": manifest.outputs,
+        "bytes": manifest.size_bytes,
+        "partitions": {stage.name: stage.partitions for stage in manifest.plan.stages},
+    }
+
+
+def _summary(manifest: Manifest) -> str:
+    letters = f", {manifest.letters:,} dead letters" if manifest.letters else ""
+    size = manifest.size_bytes
+    shown = f"{size / (1 << 20):,.1f} MiB" if size >= 1 << 20 else f"{size / 1024:,.1f} KiB"
+    return f"{sum(manifest.keys.values()):,} keys, {manifest.in_flight:,} records in flight{letters}, {shown}"
+
+
+def _when(manifest: Manifest) -> str:
+    return datetime.fromtimestamp(manifest.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _need_pyarrow() -> None:
+    """Raises EnvironmentFault."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentFault("savepoints need pyarrow", hint="pip install 'celeriac[savepoints]'") from error

@@ -1,0 +1,177 @@
+"""The Parquet files of savepoints: the one module of them that needs pyarrow. Knows no store and no meaning."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import SavepointError
+from pipeline.savepoints.manifest import PartFile
+from pipeline.savepoints.places import Draft, Place
+
+_ROWS: Final = 20_000
+_GROUP_BYTES: Final = 16 << 20
+_FILE_BYTES: Final = 256 << 20
+"""Where the next file begins; before compression."""
+
+SCHEMAS: Final[Mapping[str, Any]] = {
+    "facts": pa.schema([("hash", pa.string()), ("field", pa.binary()), ("value", pa.binary())]),
+    "in_flight": pa.schema(
+        [
+            ("stage", pa.string()),
+            ("partition", pa.int32()),
+            ("entry", pa.string()),
+            ("header", pa.string()),
+            ("payload", pa.binary()),
+        ]
+    ),
+    "state": pa.schema(
+        [
+            ("stage", pa.string()),
+            ("operator", pa.string()),
+            ("group", pa.int32()),
+            ("key", pa.string()),
+            ("value", pa.string()),
+            ("packed", pa.binary()),
+        ]
+    ),
+    "timers": pa.schema(
+        [
+            ("stage", pa.string()),
+            ("operator", pa.string()),
+            ("group", pa.int32()),
+            ("key", pa.string()),
+            ("due", pa.int64()),
+        ]
+    ),
+    "letters": pa.schema([("id", pa.string()), ("field", pa.binary()), ("value", pa.binary())]),
+    "held": pa.schema(
+        [
+            ("stage", pa.string()),
+            ("group", pa.int32()),
+            ("kind", pa.string()),
+            ("field", pa.binary()),
+            ("value", pa.binary()),
+        ]
+    ),
+    "ids": pa.schema([("source", pa.string()), ("group", pa.int32()), ("digest", pa.binary()), ("seen", pa.int64())]),
+}
+
+
+class TableWriter:
+    """Appends rows to one table; `close` gives its files. Memory is bounded by one row group."""
+
+    def __init__(self, draft: Draft, table: str) -> None:
+        self._draft = draft
+        self._table = table
+        self._schema = SCHEMAS[table]
+        self._pending: list[tuple[Any, ...]] = []
+        self._size = 0
+        self._file: _Hashed | None = None
+        self._writer: Any = None
+        self._rows = 0
+        self._parts: list[PartFile] = []
+
+    def add(self, *row: Any) -> None:
+        """A row with a value for each column; those that may be long come last in all tables."""
+        self._pending.append(row)
+        self._size += len(row[-1] or b"") if type(row[-1]) is not int else 8
+        self._size += len(row[-2] or "") if type(row[-2]) is not int else 8
+        if self._size >= _GROUP_BYTES or len(self._pending) >= _ROWS:
+            self._flush()
+
+    def close(self) -> tuple[PartFile, ...]:
+        """A table without rows has one file, so that others can read it too."""
+        if self._pending or not self._parts:
+            self._flush()
+        self._end_file()
+        return tuple(self._parts)
+
+    def abandon(self) -> None:
+        """Closes what is open; the draft is thrown away."""
+        if self._file is not None:
+            self._file.file.close()
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            self._path = f"{self._table}/part-{len(self._parts):05}.parquet"
+            self._file = _Hashed(self._draft.create(self._path))
+            self._writer = pq.ParquetWriter(
+                self._file, self._schema, compression="zstd", compression_level=1, write_page_checksum=True
+            )
+            self._rows = 0
+        if self._pending:
+            columns = zip(zip(*self._pending, strict=True), self._schema, strict=True)
+            arrays = [pa.array(column, kind.type) for column, kind in columns]
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows += len(self._pending)
+        self._pending, self._size = [], 0
+        assert self._file is not None
+        if self._file.bytes >= _FILE_BYTES:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._writer is None or self._file is None:
+            return
+        self._writer.close()
+        self._file.file.close()
+        digest = self._file.digest.hexdigest()
+        self._parts.append(PartFile(self._path, self._rows, self._file.bytes, digest))
+        self._writer = self._file = None
+
+
+class _Hashed:
+    """A file for pyarrow to write to, which is hashed on its way."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.digest.update(view)
+        self.file.write(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def digest_of(place: Place, name: str, path: str) -> str:
+    """The sha256 of a file. Raises SavepointError."""
+    digest = hashlib.sha256()
+    with place.open(name, path) as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_rows(place: Place, name: str, table: str, path: str) -> Iterator[list[dict[str, Any]]]:
+    """Pages of rows of one file. Columns are found by their names; others than ours are left out.
+
+    Raises SavepointError for a file that cannot be read, or lacks a column, or has one of a foreign type.
+    """
+    where = f"{place.url.rstrip('/')}/{name}/{path}"
+    schema = SCHEMAS[table]
+    try:
+        with place.open(name, path) as raw:
+            file = pq.ParquetFile(raw, page_checksum_verification=True)
+            missing = [column for column in schema.names if column not in file.schema_arrow.names]
+            if missing:
+                raise SavepointError(f"{where} has no column {missing[0]!r}")
+            for batch in file.iter_batches(batch_size=5_000, columns=schema.names):
+                yield pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SavepointError(f"{where} cannot be read: {error}") from error
