@@ -333,7 +333,7 @@ def test_a_key_of_another_program_fails_the_job_with_a_message(redis_url: str) -
 
         record = job.jobs.read("j")
         assert record.state is JobState.FAILED
-        assert "another program writes to it" in record.reason
+        assert "a key of ours holds something else: celeriac:{j}:inbox:1." in record.reason
 
 
 def deleted(job: LocalJob) -> None:
