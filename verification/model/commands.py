@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from fnmatch import translate
 from typing import Any, Final, TypeAlias
 
@@ -46,6 +47,22 @@ def _type(keyspace: Keyspace, args: Args) -> Status:
     keyspace.forget_expired()
     value = keyspace.keys.get(args[0])
     return Status(b"none" if value is None else kind(value))
+
+
+def _copy(keyspace: Keyspace, args: Args) -> int:
+    keyspace.forget_expired()
+    source, target, *options = args
+    if options not in ([], [b"REPLACE"]):
+        raise NotModelled(f"COPY with {options}")
+    if source == target:
+        raise Refusal("ERR source and destination objects are the same")
+    if source not in keyspace.keys or (target in keyspace.keys and not options):
+        return 0
+    keyspace.remove(target)
+    keyspace.keys[target] = copy(keyspace.keys[source])
+    if source in keyspace.deadlines:
+        keyspace.deadlines[target] = keyspace.deadlines[source]
+    return 1
 
 
 def _pexpire(keyspace: Keyspace, args: Args) -> int:
@@ -175,6 +192,14 @@ def _hscan(keyspace: Keyspace, args: Args) -> list[Any]:
     return [b"0", [part for pair in found.items() if _matches(args[2:], pair[0]) for part in pair]]
 
 
+def _zscan(keyspace: Keyspace, args: Args) -> list[Any]:
+    found = keyspace.get(args[0], Scores) or Scores()
+    return [
+        b"0",
+        [part for pair in found.items() if _matches(args[2:], pair[0]) for part in (pair[0], _score_text(pair[1]))],
+    ]
+
+
 # lists and sets
 
 
@@ -191,6 +216,14 @@ def _rpop(keyspace: Keyspace, args: Args) -> Any:
     last = found.pop()
     keyspace.drop_if_empty(args[0], found)
     return last
+
+
+def _ltrim(keyspace: Keyspace, args: Args) -> Status:
+    found = keyspace.get(args[0], list)
+    if found is not None:
+        found[:] = _by_rank(found, args[1], args[2])
+        keyspace.drop_if_empty(args[0], found)
+    return OK
 
 
 def _llen(keyspace: Keyspace, args: Args) -> int:
@@ -266,6 +299,11 @@ def _zscore(keyspace: Keyspace, args: Args) -> Any:
     return None if found is None or args[1] not in found else _score_text(found[args[1]])
 
 
+def _zmscore(keyspace: Keyspace, args: Args) -> list[Any]:
+    found = keyspace.get(args[0], Scores) or Scores()
+    return [_score_text(found[member]) if member in found else None for member in args[1:]]
+
+
 def _zcard(keyspace: Keyspace, args: Args) -> int:
     return len(keyspace.get(args[0], Scores) or ())
 
@@ -314,14 +352,16 @@ def _zremrangebyscore(keyspace: Keyspace, args: Args) -> int:
 
 
 COMMANDS: Final[dict[bytes, Callable[[Keyspace, Args], Any]]] = {
-    b"DEL": _delete, b"UNLINK": _delete, b"EXISTS": _exists, b"TYPE": _type, b"PEXPIRE": _pexpire, b"EXPIRE": _expire,
+    b"DEL": _delete, b"UNLINK": _delete, b"EXISTS": _exists, b"TYPE": _type, b"COPY": _copy,
+    b"PEXPIRE": _pexpire, b"EXPIRE": _expire,
     b"SCAN": _scan, b"FLUSHALL": _flush, b"FLUSHDB": _flush, b"TIME": _time, b"MEMORY": _memory_usage,
     b"GET": _get, b"SET": _set, b"INCR": _incr,
     b"HSET": _hset, b"HGET": _hget, b"HMGET": _hmget, b"HGETALL": _hgetall, b"HKEYS": _hkeys, b"HLEN": _hlen,
     b"HEXISTS": _hexists, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"HSCAN": _hscan,
-    b"LPUSH": _lpush, b"RPOP": _rpop, b"LLEN": _llen, b"LRANGE": _lrange,
+    b"LPUSH": _lpush, b"RPOP": _rpop, b"LLEN": _llen, b"LRANGE": _lrange, b"LTRIM": _ltrim,
     b"SADD": _sadd, b"SREM": _srem, b"SMEMBERS": _smembers,
-    b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
+    b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZMSCORE": _zmscore, b"ZCARD": _zcard, b"ZSCAN": _zscan,
+    b"ZRANGE": _zrange,
     b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYRANK": _zremrangebyrank, b"ZREMRANGEBYSCORE": _zremrangebyscore,
     **STREAM_COMMANDS,
 }  # fmt: skip

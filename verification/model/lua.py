@@ -16,7 +16,7 @@ Call = Callable[..., Any]
 
 _READS: Final = frozenset(
     b"EXISTS TYPE TIME GET HGET HMGET HGETALL HKEYS HLEN HEXISTS LLEN LRANGE SMEMBERS ZSCORE ZCARD ZRANGE"
-    b" ZRANGEBYSCORE XLEN XRANGE XREVRANGE".split()
+    b" ZRANGEBYSCORE ZMSCORE XLEN XRANGE XREVRANGE XINFO".split()
 )
 
 # What a script finds: no file, no clock, no chance, and no globals of its own making.

@@ -69,6 +69,16 @@ def _xlen(keyspace: Keyspace, args: Args) -> int:
     return 0 if stream is None else len(stream.ids)
 
 
+def _xinfo(keyspace: Keyspace, args: Args) -> list[Any]:
+    """The part of `XINFO STREAM` that somebody asks for."""
+    if args[0].upper() != b"STREAM" or len(args) != 2:
+        raise NotModelled(f"XINFO {args}")
+    stream = keyspace.get(args[1], Stream)
+    if stream is None:
+        raise Refusal("ERR no such key")
+    return [b"length", len(stream.ids), b"last-generated-id", write_id(stream.last)]
+
+
 def _bound(text: bytes, missing: int, step: int) -> Id:
     """One end of a range, which `(` leaves out. `step`: the direction in which the range lies."""
     if text in (b"-", b"+"):
@@ -129,5 +139,5 @@ def _xread(keyspace: Keyspace, args: Args) -> list[Any] | None:
 
 STREAM_COMMANDS: Final[dict[bytes, Callable[[Keyspace, Args], Any]]] = {
     b"XADD": _xadd, b"XTRIM": _xtrim, b"XDEL": _xdel, b"XLEN": _xlen, b"XRANGE": _xrange, b"XREVRANGE": _xrevrange,
-    b"XREAD": _xread,
+    b"XREAD": _xread, b"XINFO": _xinfo,
 }  # fmt: skip
