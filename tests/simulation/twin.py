@@ -40,7 +40,7 @@ local call = function(command, ...)
 end
 """
 
-UNORDERED: Final = frozenset({"HGETALL", "HKEYS", "SMEMBERS", "SCAN", "HSCAN"} | {"acquire", "books", "reap"})
+UNORDERED: Final = frozenset({"HGETALL", "HKEYS", "SMEMBERS", "SCAN", "HSCAN", "ZSCAN"} | {"acquire", "books", "reap"})
 """Commands and scripts that answer parts of hashes, whose order is nobody's business."""
 
 UNKNOWABLE: Final = frozenset({"INFO", "TIME", "MEMORY", "MEMORY USAGE", "XREAD"})

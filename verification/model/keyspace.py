@@ -48,8 +48,6 @@ class Stream:
         return other
 
     def add(self, at: Id, fields: list[bytes]) -> None:
-        if at == FIRST:
-            raise Refusal("ERR The ID specified in XADD must be greater than 0-0")
         if at <= self.last:
             raise Refusal("ERR The ID specified in XADD is equal or smaller than the target stream top item")
         self.ids.append(at)

@@ -30,9 +30,12 @@ def _xadd(keyspace: Keyspace, args: Args) -> bytes:
     at, fields = rest[0], rest[1:]
     if not fields or len(fields) % 2:
         raise Refusal("ERR wrong number of arguments for 'xadd' command")
+    given = None if at == b"*" else read_id(at)
+    if given == FIRST:
+        raise Refusal("ERR The ID specified in XADD must be greater than 0-0")
     known = keyspace.get(key, Stream)
     stream = known if known is not None else Stream()
-    id_ = stream.next_id(keyspace.milliseconds) if at == b"*" else read_id(at)
+    id_ = stream.next_id(keyspace.milliseconds) if given is None else given
     stream.add(id_, fields)
     keyspace.keys[key] = stream
     if bound is not None:
@@ -93,15 +96,16 @@ def _bound(text: bytes, missing: int, step: int) -> Id:
     return (at[0], at[1] - 1) if at[1] else (at[0] - 1, LAST[1])
 
 
-def _xrange(keyspace: Keyspace, args: Args) -> list[Any]:
-    first, last = _bound(args[1], 0, 1), _bound(args[2], LAST[1], -1)
-    return _page(keyspace.get(args[0], Stream), first, last, _count(args[3:]))
+def _xrange(keyspace: Keyspace, args: Args) -> list[Any] | None:
+    first, last, count = _bound(args[1], 0, 1), _bound(args[2], LAST[1], -1), _count(args[3:])
+    stream = keyspace.get(args[0], Stream)
+    return None if stream is not None and count == 0 else _page(stream, first, last, count)
 
 
-def _xrevrange(keyspace: Keyspace, args: Args) -> list[Any]:
-    first, last = _bound(args[2], 0, 1), _bound(args[1], LAST[1], -1)
-    found = _page(keyspace.get(args[0], Stream), first, last, None)[::-1]
-    return found[: _count(args[3:])]
+def _xrevrange(keyspace: Keyspace, args: Args) -> list[Any] | None:
+    first, last, count = _bound(args[2], 0, 1), _bound(args[1], LAST[1], -1), _count(args[3:])
+    stream = keyspace.get(args[0], Stream)
+    return None if stream is not None and count == 0 else _page(stream, first, last, None)[::-1][:count]
 
 
 def _count(options: Args) -> int | None:
