@@ -10,7 +10,7 @@ from pipeline.client import Client
 from pipeline.producer import Producer
 from tests.e2e.chaos import Run, Site, a_chance, moments, wait_until
 
-COUNT = 300
+COUNT = 600
 KEYS = "abcd"
 FLOW = """
 import time
