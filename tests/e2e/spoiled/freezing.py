@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def install(role: str, told: str) -> None:
         if name != script or not _is_mine(folder):
             return run(self, name, keys, args)
         _write(folder / "pid", str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # Sent to this thread: one to the process may be taken by another thread, while this one goes on to write.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         try:
             answer = run(self, name, keys, args)
         except Exception as error:
