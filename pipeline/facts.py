@@ -64,6 +64,36 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Aim:
+    """A move that the leader wants: from the owner with `token` to (worker, incarnation), and why.
+
+    asked_ms: when the owner was asked to give it away, by the job's clock; 0 while that is only planned.
+    """
+
+    token: str
+    worker: str
+    incarnation: str
+    asked_ms: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A partition, as `stage.partition`, has got another owner at a time in server milliseconds.
+
+    how: "collected" by the owner before, or "forced". pause_ms: for how long nobody has worked on it.
+    """
+
+    at_ms: int
+    partition: str
+    before: str
+    owner: str
+    why: str
+    how: str
+    pause_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionFacts:
     """One partition. `backlog` is in records, `queued` the number of tickets in its queue.
 
@@ -96,6 +126,8 @@ class PartitionFacts:
     held_bytes: int = 0
     head: int = 0
     """Records that were ever appended."""
+    aim: Aim | None = None
+    """Where it is to move; None also for what was meant for an owner before this one."""
 
     @property
     def name(self) -> str:
@@ -113,6 +145,12 @@ class WorkerFacts:
     report: dict[str, Any]
     is_leaving: bool = False
     """Its agent ends it as soon as it owns nothing."""
+
+    @property
+    def node(self) -> str:
+        """The node that it runs on, as far as it says so."""
+        node = self.report.get("node")
+        return node if isinstance(node, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +221,8 @@ class JobFacts:
     """What the leader found wrong in the books, oldest first."""
     leader_term: int = 0
     """Grows with each change of leaders."""
+    drained: frozenset[str] = frozenset()
+    """Nodes whose workers are to own nothing."""
 
     @property
     def held(self) -> int:

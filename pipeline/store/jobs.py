@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob
-from pipeline.facts import JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
+from pipeline.facts import Aim, JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
@@ -23,6 +23,7 @@ from pipeline.store.foreign import HINT as FOREIGN_HINT
 from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.losses import LossStore
+from pipeline.store.moving import read_aims
 from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
@@ -34,6 +35,9 @@ NO_JOB: Final = (
 )
 
 _TAKEOVERS: Final = 10
+
+_BEFORE_PARTITIONS: Final = 11
+"""Answers about the whole job, in front of those about its partitions."""
 
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
@@ -173,6 +177,8 @@ class JobStore:
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
             pipe.hgetall(keys.books(job))
+            pipe.hgetall(keys.moving(job))
+            pipe.hkeys(keys.drained(job))
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
@@ -182,16 +188,19 @@ class JobStore:
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
         (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:9]
+        moving, drained = answers[9:_BEFORE_PARTITIONS]
         server_ms = seconds * 1000 + micros // 1000
         with ours(keys.job(job)):
             now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
-        at = 9 + 2 * len(places)
+        at = _BEFORE_PARTITIONS + 2 * len(places)
         outputs = []
         for i, stream in enumerate(streams):
             with ours(keys.out_meta(job, stream)):
                 outputs.append(output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], server_ms))
+        found = answers[_BEFORE_PARTITIONS:at]
+        aims = read_aims(job, moving)
         partitions = tuple(
-            _partition(job, place, answers[9 + 2 * i], answers[10 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(job, place, found[2 * i], found[2 * i + 1], assigned, aims) for i, place in enumerate(places)
         )
         with ours(keys.senders(job)):
             texts = text_of({name: value for name, value in senders.items() if name.startswith(b"f:")})
@@ -214,6 +223,7 @@ class JobStore:
             int(dead_bytes or 0),
             kept,
             leader_term=leader_term,
+            drained=frozenset(node.decode("utf-8", "backslashreplace") for node in drained),
         )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
@@ -353,7 +363,12 @@ def _change(line: str) -> StateChange:
 
 
 def _partition(
-    job: str, place: tuple[int, int], raw: list[bytes | None], queued: int, assigned: dict[bytes, bytes]
+    job: str,
+    place: tuple[int, int],
+    raw: list[bytes | None],
+    queued: int,
+    assigned: dict[bytes, bytes],
+    aims: dict[str, Aim],
 ) -> PartitionFacts:
     with ours(keys.meta(job, *place)):
         meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
@@ -362,7 +377,9 @@ def _partition(
         position = Position(entry_id(meta["pos"] or "1-0"), number["rec"])
     with ours(keys.assignment(job)):
         owner, incarnation, _token = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
+    aim = aims.get(f"{place[0]}.{place[1]}")
     return PartitionFacts(
+        aim=aim if aim is not None and aim.token == meta["token"] else None,
         stage=place[0],
         partition=place[1],
         owner=owner,

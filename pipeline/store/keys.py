@@ -53,8 +53,26 @@ def assignment(job: str) -> str:
     return of_job(job) + ":assignment"
 
 
+def moving(job: str) -> str:
+    """Hash: `stage.partition` -> `token|worker|incarnation|nonce|asked|why`: a move that the leader wants.
+
+    `token` is the present owner's, `asked` when it was asked for, in milliseconds; 0 while that is only planned.
+    """
+    return of_job(job) + ":moving"
+
+
+def moves(job: str) -> str:
+    """List: `at|stage.partition|from|to|why|how|pause in ms` of the last moves, newest first. Written by new owners."""
+    return of_job(job) + ":moves"
+
+
+def drained(job: str) -> str:
+    """Hash: node -> `milliseconds` since when it is to have no work, or `milliseconds stop`. Written by command."""
+    return of_job(job) + ":drained"
+
+
 def control(job: str) -> str:
-    """Stream: control messages, which say "look"; bounded by the script that appends."""
+    """Stream: control messages (`pipeline.messages`), which say "look"; bounded by the script that appends."""
     return of_job(job) + ":control"
 
 
@@ -81,6 +99,7 @@ def meta(job: str, stage: int, partition: int) -> str:
 
     `mark`: where the inbox ended at the cut of the savepoint that is being written, until the position is behind that.
     restored, restored_end: its position, and the place behind its last entry, when the server's run began.
+    moved: `from|why|how|since`, from a change of owner until the new one has acquired it.
     `sent`: records given to each target, as JSON. `left_out`: records passed whose id was known. `letters`: dead
     letters written. See `pipeline.books`.
     """

@@ -60,9 +60,12 @@ class Leadership:
         nonce: str,
         ticket: bytes,
         is_unclean: bool,
+        why: str = "",
+        still_ms: int = 0,
     ) -> bool:
         """Gives the partition to (worker, incarnation). False when the term is not the next, or the job has ended.
 
+        With `why` the move is kept, with the time for which the partition stands still: it has for `still_ms` by now.
         Raises StaleTerm.
         """
         names = [
@@ -72,8 +75,10 @@ class Leadership:
             keys.meta(job, *place),
             keys.queue(job, *place),
             keys.job(job),
+            keys.moving(job),
         ]
         args = [token, f"{place[0]}.{place[1]}", *worker, term, nonce, ticket, "1" if is_unclean else "0"]
+        args += [why, still_ms]
         return self._answer(job, self._scripts.run("assign", names, args)) == 1
 
     def sweep(self, job: str, token: str, place: tuple[int, int], is_at_work: bool) -> bool:
