@@ -48,7 +48,7 @@ def make_round(
             working=(
                 restarts,
                 Gate(leadership, jobs.memory),
-                Placement(leadership, lambda: leadership.server, rng),
+                Placement(scripts, leadership, lambda: leadership.server, rng),
                 Retry(leadership, rng),
                 Ending(leadership),
                 Lifecycle(jobs),

@@ -25,6 +25,7 @@ from pipeline.store.foreign import foreign_key
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership
+from pipeline.tickets import ticket
 from stages.busy import Busy
 from stages.commits_seen import CommitsSeen
 from stages.context import StageContext
@@ -124,6 +125,8 @@ class Worker:
         self._paused: dict[Place, float] = {}
         # Places with an open file that becomes a part by itself, and when.
         self._rotations: dict[Place, float] = {}
+        # When the last slice there ended, by the clock.
+        self._rested: dict[Place, float] = {}
         self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
@@ -141,10 +144,13 @@ class Worker:
         These are new, or their last slice was cut off, or their back-off is over. A partition of which Redis holds
         what we have not written fails the job. Raises StoreError.
         """
-        rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
+        mine, asked = self.ownership.table()
+        rows = {(row.stage, row.partition): row for row in mine}
         for place, owner in list(self._owned.items()):
             if rows.get(place) != owner.row:
                 self._drop(place)
+            elif asked.get(f"{place[0]}.{place[1]}") == owner.row.token and self._gives(place, owner):
+                del rows[place]
         for place, row in rows.items():
             if place not in self._owned:
                 try:
@@ -160,6 +166,22 @@ class Worker:
                 del self._rotations[place]
                 self._rotate(place)
         return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
+
+    def _gives(self, place: Place, owner: PartitionOwner) -> bool:
+        """Whether the partition was given to the worker that the leader means. Not in the middle of a slice there.
+
+        Raises StoreError: the next look tells whose it is.
+        """
+        if place in self.hand.at and self.hand.at[place][2] in _AT_WORK:
+            self.on_pause(0.0)
+            return False
+        rested_ms = int(1000 * (self._clock() - self._rested[place])) if place in self._rested else 0
+        next_ticket = ticket(self.ownership.job, *place, owner.row.term + 1)
+        if not self.ownership.give_away(owner.row, next_ticket, rested_ms):
+            return False
+        logger.info("given away as asked: %s token=%s", self._named(place), owner.row.token)
+        self._drop(place)
+        return True
 
     def pauses(self) -> list[float]:
         """In how many seconds `look` must be called again, for each place that waits for a time."""
@@ -241,6 +263,7 @@ class Worker:
             if not is_known:
                 self._stale.add(place)
             self.hand.at.pop(place, None)
+            self._rested[place] = self._clock()
         if end is not SliceEnd.BACKOFF:
             self._resume(place)
         match end:
