@@ -5,6 +5,7 @@ Only the solo pool may serve our queues: ownership lives in one process and one 
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -39,6 +40,8 @@ class WorkerSettings:
     pipeline: str
     pool: str = ""
     """The pool whose size an agent changes; nothing for a worker that runs by itself."""
+    node: str = ""
+    """The node that it runs on."""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> WorkerSettings:
@@ -57,6 +60,7 @@ class WorkerSettings:
             environment.get("CELERIAC_INCARNATION", "1-manual"),
             pipeline,
             environment.get("CELERIAC_POOL", ""),
+            environment.get("CELERIAC_NODE") or socket.gethostname(),
         )
 
 
@@ -92,6 +96,7 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
     app.celeriac_pool = settings.pool
+    app.celeriac_node = settings.node
     app.celeriac_pulse_ownership = ownership()
     return app
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
+
+WINDOW_SECONDS: Final = 5.0
+"""The share of a worker that is busy is that of so many seconds."""
 
 
 class Busy:
@@ -34,3 +39,18 @@ class Busy:
         if started is not None:
             found[stage] = found.get(stage, 0.0) + max(0.0, now - started)
         return {str(index): round(seconds, 4) for index, seconds in found.items()}
+
+
+class Share:
+    """Which part of the last seconds was work. Used by one thread, which says again and again how much there was."""
+
+    def __init__(self) -> None:
+        self._sums: deque[tuple[float, float]] = deque()
+
+    def of(self, now: float, seconds: float) -> float:
+        """0 to 1. `seconds`: the work since the beginning."""
+        self._sums.append((now, seconds))
+        while len(self._sums) > 2 and self._sums[1][0] <= now - WINDOW_SECONDS:
+            self._sums.popleft()
+        at, before = self._sums[0]
+        return round(min(1.0, (seconds - before) / (now - at)), 3) if now > at else 0.0

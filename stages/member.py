@@ -1,5 +1,5 @@
-"""`python -m stages.member`: one worker for a job, as a long-lived service that waits until the job works, and again
-when it has ended.
+"""`python -m stages.member`: a node of one or more workers for a job, as a long-lived service that waits until the job
+works, and again when it has ended; or, for `celeriac worker`, only until then.
 
 It starts no leader and feeds no source: `celeriac run` elsewhere registers the job, reads its input and publishes its
 results. What it serves comes by the environment, for the address may hold a password.
@@ -29,10 +29,12 @@ from pipeline.errors import (
     UnknownJob,
 )
 from pipeline.lifecycle import WORKING
+from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
+from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from stages.agent import Agent
 from stages.supervision import WORKER, ChildSpec
@@ -48,6 +50,7 @@ _FOREIGN_SECONDS: Final = 10.0
 """Between two looks at a job of which Redis holds what cannot be read: only a hand can mend that."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+_MOST_PROCESSES: Final = 1000
 _NOT_STARTED: Final = 3
 _OUTPUT: Final = Path("/dev/stdout")  # the worker's log is the service's own output, where its engine expects it
 
@@ -56,12 +59,23 @@ _log = logging.getLogger("stages.member")  # its own name is __main__ when it ru
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """Which job to serve under which worker name; `target` is the pipeline's file, as for `celeriac run`."""
+    """Which job to serve under which names; `target` is the pipeline's file, as for `celeriac run`."""
 
     redis_url: str = field(repr=False)
     job: str
     target: str
     worker: str
+    node: str = ""
+    processes: int = 1
+    """With more than one, workers are called after the node."""
+    is_once: bool = False
+    """It ends with the job, instead of waiting until that works again."""
+
+    @property
+    def workers(self) -> list[str]:
+        if self.worker:
+            return [self.worker]
+        return [f"{self.node}.w{number}" for number in range(self.processes)]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
@@ -70,13 +84,19 @@ class MemberSettings:
         missing = [name for name in names if not environment.get(name)]
         if missing:
             raise EnvironmentFault(f"{', '.join(missing)} is not set", hint="docs/compose.md lists the variables")
-        worker = environment.get("CELERIAC_WORKER") or socket.gethostname()
-        if not _NAME.match(worker):
+        processes = _count(environment.get("CELERIAC_PROCESSES") or "1")
+        is_once = environment.get("CELERIAC_ONCE") == "1"
+        node = environment.get("CELERIAC_NODE") or environment.get("CELERIAC_WORKER") or socket.gethostname()
+        is_named = "CELERIAC_PROCESSES" not in environment
+        worker = (environment.get("CELERIAC_WORKER") or socket.gethostname()) if is_named else ""
+        if worker and not _NAME.match(worker):
             raise EnvironmentFault(
                 f"CELERIAC_WORKER is no name: {worker!r}", hint="use letters, digits, '-', '_' and '.', at most 100"
             )
+        if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
+            raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
         url, job, target = (environment[name] for name in names)
-        return cls(url, job, target, worker)
+        return cls(url, job, target, worker, node, processes, is_once)
 
 
 class JobWatch:
@@ -116,28 +136,33 @@ class JobWatch:
 
 
 def run_member(settings: MemberSettings, stop: threading.Event) -> None:
-    """Serves the job whenever it works, until `stop`. Raises StoreError, EnvironmentFault."""
+    """Serves the job whenever it works, until `stop`, or until it is to leave. Raises StoreError, EnvironmentFault."""
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
-    _log.info("worker=%s waits for job=%s", settings.worker, settings.job)
+    _log.info("node=%s workers=%s waits for job=%s", settings.node, " ".join(settings.workers), settings.job)
     while not stop.is_set():
-        if watch.works():
-            _serve(settings, watch, link, stop)
+        if watch.works() and _serve(settings, watch, link, stop):
+            return
         stop.wait(LOOK_SECONDS)
 
 
-def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> None:
-    """Keeps a worker running until the job works no more. The agent belongs to this thread, the watch to another."""
+def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> bool:
+    """Keeps workers running until the job works no more; True when the service is to end then.
+
+    The agent belongs to this thread, the watch to another.
+    """
     try:
-        agent = Agent([worker_spec(settings, link.incarnations().get(settings.worker, 0))], link)
+        earlier = link.incarnations()
+        agent = Agent([worker_spec(settings, name, earlier.get(name, 0)) for name in settings.workers], link)
     except (StoreUnavailable, UnknownJob):
-        return  # it is tried again at the next look
+        return False  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
         _log.error("job=%s cannot be served: %s", settings.job, error)
         stop.wait(_FOREIGN_SECONDS)
-        return
+        return False
     over = threading.Event()
-    watcher = threading.Thread(target=_until_over, args=(watch, stop, over), name="watch")
+    leaving = Leaving(_scripts(settings), settings)
+    watcher = threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch")
     try:
         agent.start()
         watcher.start()
@@ -147,27 +172,55 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         killed = agent.stop(STOP_SECONDS)
         if watcher.ident is not None:
             watcher.join()
-    _log.info("worker=%s has left job=%s%s", settings.worker, settings.job, " (killed)" if killed else "")
+    _log.info("node=%s has left job=%s%s", settings.node, settings.job, " (killed)" if killed else "")
+    return settings.is_once or leaving.is_due
 
 
-def _until_over(watch: JobWatch, stop: threading.Event, over: threading.Event) -> None:
+def _until_over(watch: JobWatch, leaving: Leaving, stop: threading.Event, over: threading.Event) -> None:
     try:
-        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works():
+        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works() and not leaving.look():
             pass
     finally:
         over.set()
 
 
-def worker_spec(settings: MemberSettings, earlier: int) -> ChildSpec:
-    """The worker's process. No module of the current folder may shadow ours."""
+class Leaving:
+    """Says when the node was drained to be stopped, and its workers own nothing any more."""
+
+    def __init__(self, scripts: Scripts, settings: MemberSettings) -> None:
+        self._moving = MovingStore(scripts, settings.job)
+        self._jobs = JobStore(scripts)
+        self._settings = settings
+        self.is_due = False
+
+    def look(self) -> bool:
+        """False also when Redis is away."""
+        try:
+            if self._moving.is_to_stop(self._settings.node):
+                facts = self._jobs.facts(self._settings.job)
+                self.is_due = not owned_by(facts, self._settings.node)
+        except (StoreError, DecodingError) as error:
+            _log.warning("job=%s: whether the node is to leave cannot be read: %s", self._settings.job, error)
+        return self.is_due
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_PROCESSES:
+        raise EnvironmentFault(f"CELERIAC_PROCESSES is no number of workers: {text!r}", hint="give 1 to 1000")
+    return int(text)
+
+
+def worker_spec(settings: MemberSettings, name: str, earlier: int) -> ChildSpec:
+    """A worker's process. No module of the current folder may shadow ours."""
     variables = {
         "CELERIAC_REDIS": settings.redis_url,
         "CELERIAC_JOB": settings.job,
         "CELERIAC_PIPELINE": settings.target,
-        "CELERIAC_WORKER": settings.worker,
+        "CELERIAC_WORKER": name,
+        "CELERIAC_NODE": settings.node,
     }
     argv = (sys.executable, "-P", "-m", "stages.main")
-    return ChildSpec(settings.worker, argv, variables, WORKER, True, _OUTPUT, earlier)
+    return ChildSpec(name, argv, variables, WORKER, True, _OUTPUT, earlier)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:

@@ -124,7 +124,12 @@ def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProx
 def worker_spec(settings: NodeSettings, number: int, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
     """The worker of that number. `earlier`: as from `earlier_incarnations`."""
     name = f"w{number}"
-    env = {**_common(settings), "CELERIAC_WORKER": name, "CELERIAC_POOL": POOL if settings.is_scaled else ""}
+    env = {
+        **_common(settings),
+        "CELERIAC_WORKER": name,
+        "CELERIAC_NODE": settings.node,
+        "CELERIAC_POOL": POOL if settings.is_scaled else "",
+    }
     log = Path(settings.logs) / f"{name}.log"
     return ChildSpec(name, (*_PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
 

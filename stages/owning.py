@@ -14,6 +14,7 @@ from celery import bootsteps
 
 from pipeline.errors import StoreError
 from pipeline.store import keys
+from stages.busy import Share
 from stages.pulse import Pulse
 from stages.serving import StuckGuard, serve
 from stages.worker import Place, Worker
@@ -41,6 +42,8 @@ class Owning(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._worker: Worker = parent.app.celeriac_worker
         self._pool: str = parent.app.celeriac_pool
+        self._node: str = parent.app.celeriac_node
+        self._share = Share()
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -79,8 +82,9 @@ class Owning(bootsteps.StartStopStep):
 
     def _report(self) -> dict[str, Any]:
         now = monotonic()
-        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool}
-        return {**self._worker.hand.report(now), "busy": self._worker.busy.report(now), **told}
+        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool, "node": self._node}
+        busy = self._worker.busy.report(now)
+        return {**self._worker.hand.report(now), "busy": busy, "share": self._share.of(now, sum(busy.values())), **told}
 
     def _look(self, consumer: Any, hub: Any) -> None:
         if not self._is_consuming:

@@ -39,7 +39,7 @@ PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED})
 
 
 class How(StrEnum):
-    """ASSIGN gives it away at once. PLAN and ASK say what is wanted of its owner, later and now. STAY takes that back."""
+    """ASSIGN gives it away at once. PLAN and ASK say what its owner is to do, later and now. STAY takes that back."""
 
     ASSIGN = "assign"
     PLAN = "plan"
@@ -208,7 +208,7 @@ def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
 
 
 def _paced(scene: _Scene, underway: list[tuple[PartitionFacts, Aim]], wanted: list[Move]) -> list[Move]:
-    """Of planned moves only some are asked for at a time, the older ones first; what was asked in vain is done at once."""
+    """Some planned moves are asked for at a time, the older ones first; what was asked in vain is done at once."""
     free = scene.facts.record.plan.limits.moves_at_once - sum(1 for _, aim in underway if aim.asked_ms)
     moves = []
     for part, aim in underway:

@@ -55,9 +55,7 @@ class Placement:
 
     name = "placement"
 
-    def __init__(
-        self, scripts: Scripts, leadership: Leadership, run_id: Callable[[], str], rng: random.Random
-    ) -> None:
+    def __init__(self, scripts: Scripts, leadership: Leadership, run_id: Callable[[], str], rng: random.Random) -> None:
         self._scripts = scripts
         self._leadership = leadership
         self._run_id = run_id

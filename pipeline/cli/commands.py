@@ -16,6 +16,8 @@ from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.joining import NODE, worker
+from pipeline.cli.nodecommands import moves, node
 from pipeline.cli.openings import Beginning
 from pipeline.cli.options import DEBUG as _DEBUG
 from pipeline.cli.options import JOB as _JOB
@@ -42,6 +44,7 @@ from pipeline.scaling.settings import Scaling
 from pipeline.store.books import BookStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 
 FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
@@ -64,6 +67,7 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause, history, autoscale,
+    worker, node, moves,
 ):  # fmt: skip
     celeriac.add_command(_group)
 
@@ -82,6 +86,7 @@ for _group in (
 )
 @click.option("--allow-dropped", is_flag=True, help="Leave out what the pipeline has no place for.")
 @click.option("--allow-edits", is_flag=True, help="The savepoint was edited; each of its rows is checked.")
+@NODE
 @click.option("--quiet", is_flag=True, help="Show errors and the records of console sinks only.")
 @_DEBUG
 @click.pass_obj
@@ -98,6 +103,7 @@ def run(
     savepoint_url: str | None,
     allow_dropped: bool,
     allow_edits: bool,
+    node: str | None,
     quiet: bool,
 ) -> Exit:
     """Run a pipeline here until its input has ended.
@@ -118,6 +124,7 @@ def run(
         job_id=job_id,
         reader=reader or "",
         is_quiet=quiet,
+        node=node or "",
         accepts_loss=accept_loss,
         scaling=scaling,
         savepoint=Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None,
@@ -137,11 +144,12 @@ def status(job: str, redis_url: str, as_json: bool) -> None:
     store = JobStore(scripts)
     facts = store.facts(job)
     books = BookStore(scripts).read(facts.record)
+    moved = MovingStore(scripts, job).moves()
     letters = store.dead_letters(job, SHOWN_LETTERS) if facts.dead_letters else []
     if as_json:
         click.echo(json.dumps(status_json(facts, letters, books), indent=2))
     else:
-        click.echo("\n".join(status_lines(facts, letters, books)))
+        click.echo("\n".join(status_lines(facts, letters, books, moved)))
 
 
 @celeriac.command("list")

@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from pipeline.books import Books
 from pipeline.cli.balances import book_lines, books_json
+from pipeline.cli.moving import moves_line
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.cli.scaling import scaling_json, scaling_line
-from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
+from pipeline.facts import JobFacts, JobRecord, Moved, OutputFacts, ReaderFacts, waiting_sources
 from pipeline.lifecycle import JobState
+from pipeline.nodes import node_rows
 from pipeline.plan import STREAM_FORMATS, SinkPlan
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published
@@ -99,7 +101,9 @@ def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[st
     return lines
 
 
-def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | None = None) -> list[str]:
+def status_lines(
+    facts: JobFacts, letters: Sequence[DeadLetter], books: Books | None = None, moved: Sequence[Moved] = ()
+) -> list[str]:
     """The page of `celeriac status`."""
     record = facts.record
     why = f": {record.reason}" if record.reason else ""
@@ -113,6 +117,8 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | 
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *([f"nodes     {_nodes(facts)}"] if len(node_rows(facts)) > 1 or facts.drained else []),
+        *([f"moves     {moves_line(moved)}"] if moved else []),
         *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
@@ -309,6 +315,11 @@ def _workers(facts: JobFacts) -> str:
         f"{each.name} ({'dead' if each.is_reported_dead else f'heard {each.age_seconds:.1f} s ago'})"
         for each in facts.workers
     )
+
+
+def _nodes(facts: JobFacts) -> str:
+    rows = [f"{row.name or '?'} ({row.state}, {_count(row.partitions, 'partition')})" for row in node_rows(facts)]
+    return f"{', '.join(rows)}; celeriac node list {facts.record.job} shows more"
 
 
 def _instant(milliseconds: int) -> str:

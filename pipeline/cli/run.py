@@ -62,6 +62,8 @@ class RunOptions:
     """Whether the job may go on without what Redis has lost."""
     scaling: Scaling | None = None
     """How the number of workers changes; None for one that stays."""
+    node: str = ""
+    """What its node is called; nothing for the name of the host."""
     savepoint: Beginning | None = None
     """What a new job begins with. `partitions` 0: as many as that has."""
 
@@ -239,6 +241,7 @@ class Run:
             stop_seconds=CANCEL_SECONDS,
             endless=tuple(name for name in names if name in endless),
             is_scaled=self.options.scaling is not None,
+            node=self.options.node,
         )
 
     def _sources(self) -> list[Source]:

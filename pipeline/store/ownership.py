@@ -178,8 +178,8 @@ class Ownership:
     def give_away(self, row: Assigned, ticket: bytes, rested_ms: int) -> bool:
         """Gives the partition to the worker that the leader means; True when it is ours no more.
 
-        False when nobody asks for it, or that worker is gone: then it stays. `ticket`: of the next term. rested_ms: time
-        since the last slice there. Raises StoreError: it is not known then.
+        False when nobody asks for it, or that worker is gone: then it stays. `ticket`: of the next term. rested_ms:
+        time since the last slice there. Raises StoreError: it is not known then.
         """
         at = (self.job, row.stage, row.partition)
         names = [keys.meta(*at), keys.assignment(self.job), keys.control(self.job), keys.queue(*at), keys.job(self.job)]

@@ -126,7 +126,9 @@ class Led:
 
 
 @contextmanager
-def led(redis_url: str, partitions: int = 4, limits: Limits = PATIENT, stages: int = 2, **options: Any) -> Iterator[Led]:
+def led(
+    redis_url: str, partitions: int = 4, limits: Limits = PATIENT, stages: int = 2, **options: Any
+) -> Iterator[Led]:
     with LocalJob(redis_url, sequence_pipeline(stages), partitions=partitions, limits=limits, **options) as job:
         yield Led(job)
 
@@ -308,7 +310,9 @@ def test_an_answer_whose_call_is_cut_off_is_given_again_or_was_given(redis_url: 
 @pytest.mark.parametrize("victim", ["asked", "given", "target asked", "target given"])
 def test_whoever_dies_in_a_move_the_partition_has_an_owner_afterwards(redis_url: str, victim: str) -> None:
     """The old owner is killed before or after its answer; the target before that, and before it acquires."""
-    with led(redis_url, partitions=1, limits=Limits(lease_seconds=600.0, collect_seconds=600.0, moves_at_once=1)) as site:
+    with led(
+        redis_url, partitions=1, limits=Limits(lease_seconds=600.0, collect_seconds=600.0, moves_at_once=1)
+    ) as site:
         for name in ("w0", "w2"):
             site.join(name)
         site.turn()

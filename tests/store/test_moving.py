@@ -92,7 +92,8 @@ def test_asking_again_keeps_the_time_of_the_first_time_and_another_target_takes_
     moving.want(bench.token, ENTRY, row.token, "plan", TARGET)
     moving.want(bench.token, ENTRY, row.token, "ask", TARGET)
     first = facts(bench).aim
-    assert first is not None and first.asked_ms > 0
+    assert first is not None
+    assert first.asked_ms > 0
     messages = len(control(bench))
 
     moving.want(bench.token, ENTRY, row.token, "ask", ("v", "1-b", "n3", "levelling"))
@@ -187,9 +188,7 @@ def test_nothing_moves_in_a_job_that_has_ended(bench: Bench, moving: MovingStore
     assert bench.meta()["token"] == row.token
 
 
-def test_moves_are_made_without_memory_too(
-    bench: Bench, moving: MovingStore, full_memory: Callable[[], None]
-) -> None:
+def test_moves_are_made_without_memory_too(bench: Bench, moving: MovingStore, full_memory: Callable[[], None]) -> None:
     rows = bench.assign(), bench.assign(KEYED)
     full_memory()
 
@@ -223,9 +222,7 @@ def test_the_pause_is_kept_when_the_new_owner_has_acquired(bench: Bench, moving:
     assert "moved" not in bench.meta()
 
 
-def test_a_pause_counts_from_the_last_slice_but_not_from_before_the_question(
-    bench: Bench, moving: MovingStore
-) -> None:
+def test_a_pause_counts_from_the_last_slice_but_not_from_before_the_question(bench: Bench, moving: MovingStore) -> None:
     row = bench.assign()
     moving.want(bench.token, ENTRY, row.token, "ask", TARGET)
     asked = facts(bench).aim
@@ -320,7 +317,13 @@ def test_nodes_of_a_job_that_is_not_there_are_not_drained(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {b"kind": b"Explode"}, {b"kind": b"Assign"}, {b"kind": b"Collect", b"partition": b"0.0", b"worker": b"w", b"term": b"x"}]
+    "fields",
+    [
+        {},
+        {b"kind": b"Explode"},
+        {b"kind": b"Assign"},
+        {b"kind": b"Collect", b"partition": b"0.0", b"worker": b"w", b"term": b"x"},
+    ],
 )
 def test_a_control_message_that_is_none_of_ours_is_an_error(fields: dict[bytes, bytes]) -> None:
     with pytest.raises(DecodingError, match="control message"):
@@ -337,4 +340,3 @@ def test_an_unknown_control_message_is_told_loudly_and_says_look(
 
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "unknown kind 'Explode'" in caplog.text
-
