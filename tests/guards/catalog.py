@@ -20,6 +20,7 @@ class Guard:
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
 _CUTS: Final = "tests/store/test_cuts.py"
 _RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
+_MOVES: Final = "tests/store/test_moving.py"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -32,6 +33,7 @@ GUARDS: Final = (
     Guard("table version", "commit", "if j[2] ~= ARGV[6] then return {-3} end", ""),
     Guard("run of the server", "commit", "if j[3] ~= server then return {-6} end", "", _RESTARTED),
     Guard("token of who acquires", "acquire", "if call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {-1} end", ""),
+    Guard("token of who gives away", "collected", "if m[1] ~= ARGV[1] then return {-1} end", "", _MOVES),
     Guard("sequence, what was taken", "append", "if last >= first + count - 1 then", "if false then"),
     Guard("sequence, what was taken in part", "append", "if last >= first then return {3, last} end", ""),
     Guard("sequence, gaps", "append", "if first ~= last + 1 then return {-6, last} end", ""),

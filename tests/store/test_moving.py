@@ -149,6 +149,17 @@ def test_an_owner_that_is_fenced_gives_nothing_away(bench: Bench, moving: Moving
     assert bench.meta()["token"] == new.token
 
 
+def test_an_ownership_that_has_ended_gives_nothing_away(bench: Bench, moving: MovingStore) -> None:
+    """As after a restart of Redis: what was asked of its owners is still there."""
+    row = bench.assign()
+    moving.want(bench.token, ENTRY, row.token, "ask", TARGET)
+    bench.client.hdel(keys.meta("j", *ENTRY), "token")
+
+    assert gives(bench, row)
+
+    assert (bench.meta()["term"], bench.meta()["owner"]) == ("1", "w")
+
+
 def test_an_assignment_ends_what_was_asked_of_the_owner_before(bench: Bench, moving: MovingStore) -> None:
     row = bench.assign()
     moving.want(bench.token, ENTRY, row.token, "ask", TARGET)
