@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from leader.duties.balance import WARM_UP_MS, evening
 from leader.duties.outlook import Outlook
 from leader.roster import hands, identity, is_live, is_stopping, stuck_hands
 from pipeline.facts import Aim, JobFacts, PartitionFacts, WorkerFacts
@@ -31,10 +32,11 @@ class Why(StrEnum):
     LEVELLED = "levelling"
     LEAVING = "their worker is to end"
     DRAINED = "their node is drained"
+    BALANCED = "evening out the load"
     NEW_SERVER = "owners before the last restart or halt have ended"
 
 
-PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED})
+PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED, Why.BALANCED})
 """Moves away from an owner that lives and works: it is asked first, and a few are moved at a time."""
 
 
@@ -204,6 +206,8 @@ def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
     moves += [_placed(scene, loads, part, why) for part, why in sorted(homeless, key=_returned_first)]
     wanted = [move for move in moves if move.how is How.PLAN] + _levelling(scene, loads, kept)
     done_now = [move for move in moves if move.how is not How.PLAN]
+    if not underway and not wanted and not done_now:
+        wanted = _balancing(scene, kept)
     return done_now + _paced(scene, underway, wanted)
 
 
@@ -274,6 +278,15 @@ def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list
         loads.add(poor, part.stage)
         moves.append(scene.move(part, poor, Why.LEVELLED, How.PLAN))
     return moves
+
+
+def _balancing(scene: _Scene, kept: list[PartitionFacts]) -> list[Move]:
+    """One move by load, when nothing else moves and the load has been uneven for a while."""
+    since_ms = scene.outlook.uneven_since_ms
+    if not since_ms or scene.facts.now_ms - since_ms < WARM_UP_MS:
+        return []
+    found = evening(list(scene.able.values()), kept)
+    return [scene.move(found[0], found[1], Why.BALANCED, How.PLAN)] if found is not None else []
 
 
 def _is_settling(scene: _Scene, worker: WorkerFacts) -> bool:
