@@ -14,7 +14,7 @@ from celery import bootsteps
 
 from pipeline.errors import StoreError
 from pipeline.store import keys
-from stages.busy import Share
+from stages.busy import Shares
 from stages.pulse import Pulse
 from stages.serving import StuckGuard, serve
 from stages.worker import Place, Worker
@@ -43,7 +43,7 @@ class Owning(bootsteps.StartStopStep):
         self._worker: Worker = parent.app.celeriac_worker
         self._pool: str = parent.app.celeriac_pool
         self._node: str = parent.app.celeriac_node
-        self._share = Share()
+        self._shares = Shares()
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -83,8 +83,11 @@ class Owning(bootsteps.StartStopStep):
     def _report(self) -> dict[str, Any]:
         now = monotonic()
         told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool, "node": self._node}
-        busy = self._worker.busy.report(now)
-        return {**self._worker.hand.report(now), "busy": busy, "share": self._share.of(now, sum(busy.values())), **told}
+        self._shares.note(now, self._worker.busy.places(now))
+        held = self._worker.holdings()
+        parts = {f"{s}.{p}": [*held[s, p], self._shares.of((s, p))] for s, p in held}
+        load = {"busy": self._worker.busy.report(now), "share": self._shares.total(), "parts": parts}
+        return {**self._worker.hand.report(now), **load, **told}
 
     def _look(self, consumer: Any, hub: Any) -> None:
         if not self._is_consuming:

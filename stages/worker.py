@@ -133,6 +133,10 @@ class Worker:
     def places(self) -> list[Place]:
         return sorted(self._owned)
 
+    def holdings(self) -> dict[Place, tuple[int, int]]:
+        """Each owned partition with the keys and the bytes that its cache holds. For any thread."""
+        return {place: (owner.cache.keys, owner.cache.bytes) for place, owner in list(self._owned.items())}
+
     def close(self) -> None:
         """Ends the external programs and the sinks' connections. A slice after that starts them anew."""
         self._programs.close()
@@ -256,7 +260,7 @@ class Worker:
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
-            with self.busy.at(place[0]):
+            with self.busy.at(*place):
                 end = owner.run_slice(deadline)
             is_known = True
         finally:
