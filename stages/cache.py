@@ -46,7 +46,7 @@ class StateCache:
         return len(self._sizes) + len(self._old_sizes)
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Estimated size of both generations."""
         return self._bytes + self._old_bytes
 

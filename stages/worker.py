@@ -135,7 +135,7 @@ class Worker:
 
     def holdings(self) -> dict[Place, tuple[int, int]]:
         """Each owned partition with the keys and the bytes that its cache holds. For any thread."""
-        return {place: (owner.cache.keys, owner.cache.bytes) for place, owner in list(self._owned.items())}
+        return {place: (owner.cache.keys, owner.cache.size_bytes) for place, owner in list(self._owned.items())}
 
     def close(self) -> None:
         """Ends the external programs and the sinks' connections. A slice after that starts them anew."""

@@ -252,6 +252,19 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         limits=_SMALL,
     ),
     Scenario(
+        "move of partitions to workers that join",
+        numbers,
+        lambda: (
+            Submitter(),
+            Source([sequence("abc", 8)], by=3),
+            Leader(),
+            Worker("w0"),
+            Worker("w1", joins=4),
+            Worker("w2", joins=7),
+        ),
+        limits=Limits(lease_seconds=60.0, moves_at_once=1),
+    ),
+    Scenario(
         "change of leaders",
         numbers,
         lambda: (

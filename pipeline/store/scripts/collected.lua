@@ -2,7 +2,7 @@
 -- once. It has no record in hand, and what it has not committed is nothing.
 -- KEYS: meta, assignment, control, queue, job, moving, workers
 -- ARGV: token, `stage.partition`, ticket of the next term, milliseconds since the owner's last slice there
--- Returns {1} given away, {0} nobody asks for it, {2} the one that was meant is gone, so the owner keeps it, {-1} fenced,
+-- Returns {1, the new owner's token} given away, {0} nobody asks for it, {2} the one that was meant is gone, so the owner keeps it, {-1} fenced,
 --   {-5} the job does not run, {-6} this run of the server is not adopted yet
 -- The first write is an HDEL, which a Redis without memory lets through.
 local meta, moving, place = KEYS[1], KEYS[6], ARGV[2]
@@ -26,4 +26,4 @@ local since = math.max(tonumber(asked), now(KEYS[5]) - tonumber(ARGV[4]))
 
 hand_over(meta, KEYS[2], KEYS[3], KEYS[4], moving, {place = place, worker = worker, incarnation = incarnation, term = term,
   token = term .. ':' .. nonce, ticket = ARGV[3], why = why, how = 'collected', since = since, by = ARGV[1]})
-return {1}
+return {1, term .. ':' .. nonce}
