@@ -4,8 +4,8 @@
     python benchmarks/moves.py --megabytes 1 --drains 3
 
 `celeriac run` runs this file as a pipeline with one worker, and `celeriac worker` joins a second node, on a Redis of
-their own; a producer in this process sends 500 records a second. First the keyed stage is filled with state. Then one of
-the two nodes is drained, and then undrained and the other one drained, in turn: each time eight partitions or so move.
+their own; a producer in this process sends 500 records a second. First the keyed stage is filled with state. Then the
+two nodes are drained in turn: each time all eight partitions move.
 
 collected  the owner was asked, and gave the partition away between two slices
 forced     its owner was stopped (SIGSTOP), so that it did not answer, and lost the partition after `collect_seconds`

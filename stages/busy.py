@@ -50,7 +50,7 @@ class Busy:
 
 
 class Shares:
-    """Which part of the last seconds was work, and for what. Used by one thread, which tells the sums again and again."""
+    """Which part of the last seconds was work, and for what. Used by one thread, which tells again and again."""
 
     def __init__(self) -> None:
         self._sums: deque[tuple[float, dict[Place, float]]] = deque()

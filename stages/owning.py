@@ -14,6 +14,7 @@ from celery import bootsteps
 
 from pipeline.errors import StoreError
 from pipeline.store import keys
+from stages.bell import Bell
 from stages.busy import Shares
 from stages.pulse import Pulse
 from stages.serving import StuckGuard, serve
@@ -44,6 +45,7 @@ class Owning(bootsteps.StartStopStep):
         self._pool: str = parent.app.celeriac_pool
         self._node: str = parent.app.celeriac_node
         self._shares = Shares()
+        self._bell = Bell()
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -52,7 +54,8 @@ class Owning(bootsteps.StartStopStep):
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called at each connect, behind `start`, on the hub's thread."""
         self._is_consuming = True
-        self._wake = lambda: hub.call_soon(self._look, parent, hub)
+        self._bell.hang(hub, lambda: self._look(parent, hub))
+        self._wake = self._bell.ring
         self._worker.on_pause = lambda seconds: hub.call_later(seconds + _PAUSE_MARGIN_SECONDS, self._look, parent, hub)
         for seconds in self._worker.pauses():
             self._worker.on_pause(seconds)
