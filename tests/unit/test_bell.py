@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 from kombu.asynchronous import Hub
 
 from stages.bell import Bell
+
+# A hub of kombu leaves sockets of its own to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def test_a_hub_that_sleeps_is_woken_by_another_thread_and_hears_many_rings_once() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from chaos import Run, Sequence, Site, wait_until
+
+from tests.e2e.chaos import Run, Sequence, Site, wait_until
 
 FLOW = '''"""The sequence oracle behind a source that rests until the file `go_on` is there."""
 
