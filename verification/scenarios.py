@@ -252,17 +252,17 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         limits=_SMALL,
     ),
     Scenario(
-        "move of partitions to workers that join",
+        "move of a partition to a worker that joins",
         numbers,
         lambda: (
             Submitter(),
-            Source([sequence("abc", 8)], by=3),
+            Source([sequence("ab", 5)], by=2),
             Leader(),
             Worker("w0"),
-            Worker("w1", joins=4),
-            Worker("w2", joins=7),
+            Worker("w1", joins=3),
         ),
-        limits=Limits(lease_seconds=60.0, moves_at_once=1),
+        partitions=1,
+        limits=_SMALL,
     ),
     Scenario(
         "change of leaders",
