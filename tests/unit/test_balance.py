@@ -35,12 +35,12 @@ def job_of(demands: Demands, names: list[str], now_ms: int = 1_000_000) -> JobFa
     return a_job(parts, workers_of(demands, names), now_ms=now_ms)
 
 
-def moves_of(demands: Demands, names: list[str], rounds: int = 400) -> list[Move]:
-    """What one leader does in so many rounds of a second; what it asks for is done at once."""
+def moves_of(demands: Demands, names: list[str], rounds: int = 90) -> list[Move]:
+    """What one leader does in so many rounds, five seconds apart; what it asks for is done at once."""
     outlook, done, now_ms = Outlook(), [], 1_000_000
     demands = dict(demands)
     for _ in range(rounds):
-        now_ms += 1_000
+        now_ms += 5_000
         facts = job_of(demands, names, now_ms)
         outlook = outlook.after(facts)
         for move in decide(facts, RUN, outlook):
