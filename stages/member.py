@@ -34,7 +34,9 @@ from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
+from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.rolling import Rolling
 from stages.supervision import WORKER, ChildSpec
 
 LOOK_SECONDS: Final = 0.5
@@ -129,7 +131,9 @@ def run_member(settings: MemberSettings, stop: threading.Event) -> None:
 def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> None:
     """Keeps a worker running until the job works no more. The agent belongs to this thread, the watch to another."""
     try:
-        agent = Agent([worker_spec(settings, link.incarnations().get(settings.worker, 0))], link)
+        wanted = wanted_for(link.rollout(), settings.worker)
+        spec = worker_spec(settings, link.incarnations().get(settings.worker, 0), wanted)
+        agent = Agent([spec], link)
     except (StoreUnavailable, UnknownJob):
         return  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
@@ -137,16 +141,27 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         stop.wait(_FOREIGN_SECONDS)
         return
     over = threading.Event()
-    watcher = threading.Thread(target=_until_over, args=(watch, stop, over), name="watch")
+    rolling = Rolling(
+        agent,
+        AgentLink(_scripts(settings), settings.job),
+        lambda _, wanted: worker_spec(settings, 0, wanted),
+        {settings.worker: wanted},
+    )
+    threads = [
+        threading.Thread(target=_until_over, args=(watch, stop, over), name="watch"),
+        threading.Thread(target=rolling.run, args=(over,), name="rolling"),
+    ]
     try:
         agent.start()
-        watcher.start()
+        for thread in threads:
+            thread.start()
         agent.run(over)
     finally:
         over.set()
         killed = agent.stop(STOP_SECONDS)
-        if watcher.ident is not None:
-            watcher.join()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     _log.info("worker=%s has left job=%s%s", settings.worker, settings.job, " (killed)" if killed else "")
 
 
@@ -158,12 +173,12 @@ def _until_over(watch: JobWatch, stop: threading.Event, over: threading.Event) -
         over.set()
 
 
-def worker_spec(settings: MemberSettings, earlier: int) -> ChildSpec:
+def worker_spec(settings: MemberSettings, earlier: int, wanted: Wanted | None = None) -> ChildSpec:
     """The worker's process. No module of the current folder may shadow ours."""
     variables = {
         "CELERIAC_REDIS": settings.redis_url,
         "CELERIAC_JOB": settings.job,
-        "CELERIAC_PIPELINE": settings.target,
+        "CELERIAC_PIPELINE": (wanted.target if wanted else "") or settings.target,
         "CELERIAC_WORKER": settings.worker,
     }
     argv = (sys.executable, "-P", "-m", "stages.main")

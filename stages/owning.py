@@ -41,6 +41,7 @@ class Owning(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._worker: Worker = parent.app.celeriac_worker
         self._pool: str = parent.app.celeriac_pool
+        self._code: str = parent.app.celeriac_code
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -79,7 +80,7 @@ class Owning(bootsteps.StartStopStep):
 
     def _report(self) -> dict[str, Any]:
         now = monotonic()
-        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool}
+        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool, "code": self._code}
         return {**self._worker.hand.report(now), "busy": self._worker.busy.report(now), **told}
 
     def _look(self, consumer: Any, hub: Any) -> None:

@@ -124,6 +124,8 @@ class Worker:
         self._paused: dict[Place, float] = {}
         # Places with an open file that becomes a part by itself, and when.
         self._rotations: dict[Place, float] = {}
+        # Stages that are paused by command. Their places keep their ring flags, and are served when that is over.
+        self._still: frozenset[int] = frozenset()
         self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
@@ -145,6 +147,7 @@ class Worker:
         for place, owner in list(self._owned.items()):
             if rows.get(place) != owner.row:
                 self._drop(place)
+        self._look_at_pauses()
         for place, row in rows.items():
             if place not in self._owned:
                 try:
@@ -160,6 +163,21 @@ class Worker:
                 del self._rotations[place]
                 self._rotate(place)
         return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
+
+    def _look_at_pauses(self) -> None:
+        still = self.ownership.still_stages()
+        self._still = frozenset(stage.index for stage in self.plan.stages if stage.name in still)
+        for place, (_, _, why) in list(self.hand.at.items()):
+            if why == "paused" and place[0] not in self._still:
+                self.hand.at.pop(place)
+                self._unserved.add(place)
+
+    def _stand_still(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+        """The ticket is used up: the place is served when its stage goes on."""
+        self._unserved.discard(place)
+        self._resume(place)
+        self.hand.at[place] = (str(owner.position), self._clock(), "paused")
+        return SliceEnd.BACKOFF
 
     def pauses(self) -> list[float]:
         """In how many seconds `look` must be called again, for each place that waits for a time."""
@@ -181,7 +199,8 @@ class Worker:
 
     def _take_tickets(self) -> list[Place]:
         """Places whose tickets are in hand now, each with the entries that it is for."""
-        calm = [owner.calm() for place, owner in self._owned.items() if place not in self._stale]
+        ready = {place: owner for place, owner in self._owned.items() if place[0] not in self._still}
+        calm = [owner.calm() for place, owner in ready.items() if place not in self._stale]
         waiting = [each for each in calm if each is not None]
         if not waiting:
             return []
@@ -220,6 +239,8 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
+            if stage in self._still:
+                return self._stand_still(place, owner)
             return self._run(place, owner, deadline, is_again)
         except ForeignData as error:
             return self._fail(place, error)

@@ -14,6 +14,7 @@ import msgspec
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER, job_id
 from pipeline.cli.screen import Screen
 from pipeline.errors import EnvironmentFault, SavepointError
+from pipeline.lifecycle import JobState
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -58,7 +59,7 @@ def create_savepoint(job: str, redis_url: str, folder: str, stop: bool, keep: in
     record = JobStore(scripts).read(job)
     place = place_of(folder)
     started = time.monotonic()
-    manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), stops=stop)
+    manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), ends=JobState.CANCELLED if stop else None)
     seconds = time.monotonic() - started
     for name in _older(place, job, keep) if keep else ():
         place.delete(name)

@@ -151,6 +151,12 @@ class Ownership:
                     rows.append(Assigned(int(stage), int(partition), worker, incarnation, token))
         return rows
 
+    def still_stages(self) -> frozenset[str]:
+        """The stages that are paused. Raises StoreError."""
+        with translated():
+            names = self.scripts.client.hkeys(keys.job(self.job))
+        return frozenset(name[6:].decode("utf-8", "replace") for name in names if name.startswith(b"still:"))
+
     def acquire(self, row: Assigned, held_groups: Sequence[int] = ()) -> Acquired | None:
         """Where the partition stands; its owner works once without a ticket. None when the row is out of date.
 

@@ -246,13 +246,13 @@ def test_a_dead_exporter_is_tidied_up_behind_and_cannot_go_on(bench: Bench) -> N
 def test_a_savepoint_may_stop_its_job_at_the_very_instant_of_the_cut(bench: Bench) -> None:
     hand = bench.worker()
 
-    a_store(bench).cut("s", stops=True)
+    a_store(bench).cut("s", JobState.CANCELLED)
 
     assert hand.commit(writes=[Write("HSET", a_state(bench, 3), ["a", 1])]) == Refused(Refusal.STOPPED)
     record = bench.jobs.read("j")
     assert (record.state, record.reason) == (JobState.CANCELLED, "stopped with the savepoint s")
     with pytest.raises(JobStateError, match="cannot be stopped"):
-        a_store(make_free(bench)).cut("t", stops=True)
+        a_store(make_free(bench)).cut("t", JobState.CANCELLED)
 
 
 def make_free(bench: Bench) -> Bench:
