@@ -1,8 +1,9 @@
 """`python -m stages.member`: one worker for a job, as a long-lived service that waits until the job works, and again
 when it has ended.
 
-It starts no leader and feeds no source: `celeriac run` elsewhere registers the job, reads its input and publishes its
-results. What it serves comes by the environment, for the address may hold a password.
+It starts no leader and feeds no source. `celeriac run` elsewhere registers the job, reads its input and publishes its
+results; or `celeriac submit` has registered it, and then the members publish. What it serves comes by the environment,
+for the address may hold a password.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipeline.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from pipeline.lifecycle import WORKING
+from pipeline.lifecycle import WORKING, JobState
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -36,6 +37,7 @@ from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
 from stages.supervision import WORKER, ChildSpec
 
@@ -89,11 +91,14 @@ class JobWatch:
         self._job = job
         self._works = False
         self._told = ""
+        self.is_publishing = False
+        """Whether the last look has found it so."""
 
     def works(self) -> bool:
         """Raises StoreError, but not when Redis is away or the job's hash holds what we have not written."""
         try:
-            self._works = self._store.state(self._job) in WORKING
+            state = self._store.state(self._job)
+            self._works, self.is_publishing = state in WORKING, state is JobState.PUBLISHING
         except UnknownJob:
             if self._works:
                 gone = unknown_job(self._job)
@@ -121,11 +126,21 @@ def run_member(settings: MemberSettings, stop: threading.Event) -> None:
     """Serves the job whenever it works, until `stop`. Raises StoreError, EnvironmentFault."""
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
+    publisher = ResultPublisher(JobStore(_scripts(settings)), JobStore(_scripts(settings)), settings.job)
     _log.info("worker=%s waits for job=%s", settings.worker, settings.job)
     while not stop.is_set():
         if watch.works():
             _serve(settings, watch, link, stop)
+        elif watch.is_publishing:
+            _publish(publisher)
         stop.wait(LOOK_SECONDS)
+
+
+def _publish(publisher: ResultPublisher) -> None:
+    try:
+        publisher.run_once()
+    except (StoreError, DecodingError) as error:
+        _log.warning("job=%s is not published yet: %s", publisher.job, error)
 
 
 def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> None:
@@ -145,7 +160,6 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         agent,
         AgentLink(_scripts(settings), settings.job),
         lambda _, wanted: worker_spec(settings, 0, wanted),
-        {settings.worker: wanted},
     )
     threads = [
         threading.Thread(target=_until_over, args=(watch, stop, over), name="watch"),
@@ -182,7 +196,8 @@ def worker_spec(settings: MemberSettings, earlier: int, wanted: Wanted | None = 
         "CELERIAC_WORKER": settings.worker,
     }
     argv = (sys.executable, "-P", "-m", "stages.main")
-    return ChildSpec(settings.worker, argv, variables, WORKER, True, _OUTPUT, earlier)
+    version = wanted.encode() if wanted else ""
+    return ChildSpec(settings.worker, argv, variables, WORKER, True, _OUTPUT, earlier, version)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:

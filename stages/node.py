@@ -77,11 +77,10 @@ def run_node(settings: NodeSettings, stop: threading.Event) -> int:
     agent = Agent(child_specs(settings, earlier_incarnations(link, stop), wanted), link)
     watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
     threads = [threading.Thread(target=watch.run, args=(stop,), name="watch")]
-    rolling = Rolling(agent, AgentLink(_scripts(settings), settings.job), partial(named_spec, settings))
-    rolling.runs = {child.name: wanted_for(wanted, child.name) for child in agent.children() if child.role == WORKER}
+    rolling = Rolling(agent, AgentLink(_scripts(settings), settings.job), partial(named_spec, settings), wanted)
     threads.append(threading.Thread(target=rolling.run, args=(stop,), name="rolling"))
     if settings.is_scaled:
-        sizing = Sizing(agent, AgentLink(_scripts(settings), settings.job), partial(worker_spec, settings))
+        sizing = Sizing(agent, AgentLink(_scripts(settings), settings.job), partial(_next_spec, settings, rolling))
         threads.append(threading.Thread(target=sizing.run, args=(stop,), name="sizing"))
     try:
         agent.start()
@@ -157,10 +156,16 @@ def named_spec(settings: NodeSettings, name: str, wanted: Wanted | None) -> Chil
     return _as_wanted(worker_spec(settings, int(name.removeprefix("w"))), wanted)
 
 
+def _next_spec(settings: NodeSettings, rolling: Rolling, number: int, earlier: Mapping[str, int]) -> ChildSpec:
+    spec = worker_spec(settings, number, earlier)
+    return _as_wanted(spec, wanted_for(rolling.known, spec.name))
+
+
 def _as_wanted(spec: ChildSpec, wanted: Wanted | None) -> ChildSpec:
-    if wanted is None or not wanted.target:
+    if wanted is None:
         return spec
-    return replace(spec, env={**spec.env, "CELERIAC_PIPELINE": wanted.target})
+    target = wanted.target or spec.env["CELERIAC_PIPELINE"]
+    return replace(spec, env={**spec.env, "CELERIAC_PIPELINE": target}, version=wanted.encode())
 
 
 def _common(settings: NodeSettings) -> dict[str, str]:

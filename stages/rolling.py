@@ -1,4 +1,4 @@
-"""Has the workers of this node run the version of the pipeline that is wanted of them: what they own goes to others first.
+"""Has the workers of this node run the version of the pipeline that is wanted: what they own goes to others first.
 
 Which worker changes when is for whoever upgrades the job to say, one after the other; here it is carried out.
 """
@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 class Rolling:
     """Follows what is wanted of each worker. `spec_of` makes the spec of a worker that runs that.
 
-    Runs in a thread of its own, with a link of its own. `runs`: what the workers were started with, by their names.
+    Runs in a thread of its own, with a link of its own. `known` is what it has read last.
     """
 
     agent: Agent
     link: AgentLink
     spec_of: Callable[[str, Wanted | None], ChildSpec]
-    runs: dict[str, Wanted | None] = field(default_factory=dict)
+    known: dict[str, Wanted] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _leaving: dict[str, float] = field(default_factory=dict)
     """Worker that is to change -> when at the latest."""
@@ -62,12 +62,12 @@ class Rolling:
 
     def run_once(self) -> None:
         """One look. Raises StoreError, UnknownJob."""
-        rollout = self.link.rollout()
+        self.known = self.link.rollout()
         for child in self.agent.children():
             if child.role != WORKER or child.state is ChildState.DONE:
                 continue
-            wanted = wanted_for(rollout, child.name)
-            if wanted is None or wanted == self.runs.get(child.name):
+            wanted = wanted_for(self.known, child.name)
+            if wanted is None or wanted.encode() == child.version:
                 self._stay(child)
             else:
                 self._change(child, wanted)
@@ -84,6 +84,5 @@ class Rolling:
         is_free = not was_heard or not self.link.has_others(child.name)
         if is_free or now >= until or not self.link.owns(child.name, child.incarnation):
             del self._leaving[child.name]
-            self.runs[child.name] = wanted
             self.agent.replace(self.spec_of(child.name, wanted), STOP_SECONDS)
             _log.info("worker=%s is started anew with version %s", child.name, wanted.code)

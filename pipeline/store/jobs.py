@@ -64,6 +64,12 @@ class JobStore:
             info = self._client.info("memory")
         return int(info["used_memory"]), int(info.get("maxmemory", 0))
 
+    def now_ms(self) -> int:
+        """The clock of the server."""
+        with translated():
+            seconds, micros = self._client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
     def create(self, job: str, plan: Plan, restoring: str = "") -> None:
         """Registers the job in state running; what an interrupted removal of that id has left is deleted first.
 

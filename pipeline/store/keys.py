@@ -35,7 +35,7 @@ def job(job: str) -> str:
     `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
     many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
 
-    `submitted`: whichever of its workers is free publishes its results. `still:stage` -> since when the stage is paused.
+    `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
     return of_job(job) + ":job"
 

@@ -45,7 +45,10 @@ class VersionStore:
         """Worker, or `*` -> what it is to run. Raises StoreError."""
         with translated():
             raw = self._scripts.client.hgetall(keys.rollout(job))
-        return {name.decode("utf-8", "replace"): Wanted.decode(said.decode("utf-8", "replace")) for name, said in raw.items()}
+        return {
+            name.decode("utf-8", "replace"): Wanted.decode(said.decode("utf-8", "replace"))
+            for name, said in raw.items()
+        }
 
     def versions(self, job: str, count: int = MOST_VERSIONS) -> list[Version]:
         """Oldest first. Raises DecodingError, StoreError."""
@@ -59,4 +62,3 @@ class VersionStore:
             except (msgspec.MsgspecError, ValueError) as error:
                 raise DecodingError(f"{keys.versions(job)} holds what is no version: {error}") from error
         return found
-
