@@ -32,7 +32,7 @@ def _nodes(plan: Plan) -> dict[str, Any]:
     for stage in plan.stages:
         for name in stage.nodes:
             found.setdefault(name, []).append(_place(stage))
-    return {name: places for name, places in found.items()}
+    return dict(found)
 
 
 def _place(stage: StagePlan) -> Any:

@@ -27,7 +27,7 @@ BEFORE: dict[JobState, tuple[JobState, ...]] = {
     JobState.CANCELLED: (JobState.RUNNING, JobState.DRAINING, JobState.PUBLISHING),
     JobState.SUSPENDED: (JobState.RUNNING,),
 }
-"""For each state, those it may follow. A job that was cancelled, suspended or has failed keeps its state and may run on."""
+"""For each state, those it may follow. A job that was cancelled, suspended or failed keeps its state and may run on."""
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobState.SUSPENDED})
 WORKING = frozenset({JobState.RUNNING, JobState.DRAINING})

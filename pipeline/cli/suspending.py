@@ -11,7 +11,7 @@ import click
 
 from pipeline.cli.exits import HELP, Exit, JobFailed
 from pipeline.cli.openings import go_on
-from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.options import DEBUG, JOB, SERVER, job_id
 from pipeline.cli.reports import in_flight
 from pipeline.cli.savepoints import FOLDER, need_pyarrow, summary
 from pipeline.errors import JobStateError, NotQuiet, StoreError
@@ -32,9 +32,7 @@ LOOK_SECONDS: Final = 0.2
 @JOB
 @SERVER
 @click.option("--to", "folder", metavar="FOLDER", default=FOLDER, show_default=True, help="The savepoint's folder.")
-@click.option(
-    "--savepoint", "name", metavar="NAME", help="Name the savepoint. Default: the job, the time, four letters."
-)
+@click.option("--savepoint", "name", metavar="NAME", callback=job_id, help="Its name. Default: job, time, letters.")
 @click.option(
     "--wait",
     "wait_seconds",
@@ -47,8 +45,8 @@ LOOK_SECONDS: Final = 0.2
 def suspend(job: str, redis_url: str, folder: str, name: str | None, wait_seconds: float) -> Exit:
     """Hold a job's input back, wait until nothing is in flight, take a savepoint, and end it as suspended.
 
-    No window fires before its time. `celeriac resume JOB` lets it go on; `run` or `submit` with --from-savepoint goes on
-    elsewhere, or with another pipeline. When the time is over first, the partitions that still have records are named.
+    No window fires before its time. `celeriac resume JOB` lets it go on; `run` or `submit` with --from-savepoint
+    goes on elsewhere, or with another pipeline. When the time is over first, the partitions that still have records are named.
     """
     need_pyarrow()
     from pipeline.savepoints.manifest import new_name
@@ -68,7 +66,7 @@ def suspend_job(
     place: Place,
     name: str,
     wait_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Manifest:
     """The job is suspended, and its savepoint is whole, when this returns. Of one that is suspended already only the
     savepoint is taken.
@@ -83,18 +81,18 @@ def suspend_job(
         return take_savepoint(scripts, record, place, name)
     if record.state is not JobState.RUNNING:
         raise JobStateError(f"job {job!r} is {record.state.value}: only a running job can be suspended")
-    until = clock() + wait_seconds
+    until = time.monotonic() + wait_seconds
     with _held_back(store, record):
         while True:
             try:
                 return take_savepoint(scripts, record, place, name, ends=JobState.SUSPENDED)
             except NotQuiet as error:
-                if clock() >= until:
+                if time.monotonic() >= until:
                     raise JobFailed(
                         f"job {job} is not quiet after {wait_seconds:g} s: {in_flight(store.facts(job))}",
                         hint=f"it goes on; `celeriac suspend {job}` tries again, `celeriac status {job}` shows more",
                     ) from error
-            time.sleep(min(LOOK_SECONDS, max(0.0, until - clock())))
+            sleep(min(LOOK_SECONDS, max(0.0, until - time.monotonic())))
 
 
 @contextmanager
@@ -122,7 +120,8 @@ def _let_go(store: JobStore, record: JobRecord, sources: list[str]) -> None:
         for source in sources:
             store.pause(record, source, is_paused=False)
     except StoreError as error:
-        click.echo(f"warning: job {record.job} is still held back: {error}; celeriac unpause {record.job}", err=True)
+        job = record.job
+        click.echo(f"warning: job {job} is still held back: {error}; celeriac unpause {job}", err=True)
 
 
 @click.command()
@@ -132,8 +131,8 @@ def _let_go(store: JobStore, record: JobRecord, sources: list[str]) -> None:
 def resume(job: str, redis_url: str) -> None:
     """Let a suspended job go on where it stands, with all that Redis keeps of it.
 
-    Its workers must be there, or come: services take it up by themselves, and `celeriac run FILE --job-id JOB` starts
-    some. To go on from the savepoint, elsewhere or with another pipeline: `submit` or `run` with --from-savepoint.
+    Its workers must be there, or come: services take it up by themselves; `celeriac run FILE --job-id JOB` starts some.
+    To go on from the savepoint, elsewhere or with another pipeline: `submit` or `run` with --from-savepoint.
     """
     store = JobStore(Scripts(connect(redis_url)))
     record = store.read(job)

@@ -144,7 +144,8 @@ class Upgrade:
         others = f"{changed} workers run version {self.wanted.code}, the others" if changed else "all workers"
         raise JobFailed(
             f"the upgrade of job {self.job} has halted: worker {worker.name} has not come back with version"
-            f" {self.wanted.code} within {seconds:g} s, and goes back to {old.code or 'its file'}; {others} go on as before",
+            f" {self.wanted.code} within {seconds:g} s, and goes back to {old.code or 'its file'};"
+            f" {others} go on as before",
             hint="its log says why. `celeriac upgrade` with the mended file tries again, with the old one it goes back",
         )
 

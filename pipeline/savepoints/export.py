@@ -40,8 +40,8 @@ def take_savepoint(
 ) -> Manifest:
     """The savepoint is at the place, whole, when this returns. The job goes on, or enters the state `ends` at the cut.
 
-    `between` is called after each page. Raises SavepointLost when it was given up, SavepointError, NotQuiet, StoreError; then
-    nothing of it is left, and nothing is kept for it.
+    `between` is called after each page. Raises SavepointLost when it was given up, SavepointError, NotQuiet,
+    StoreError; then nothing of it is left, and nothing is kept for it.
     """
     store = CutStore(scripts, record.job, record.plan)
     cut = store.cut(name, ends)
