@@ -46,7 +46,8 @@ def suspend(job: str, redis_url: str, folder: str, name: str | None, wait_second
     """Hold a job's input back, wait until nothing is in flight, take a savepoint, and end it as suspended.
 
     No window fires before its time. `celeriac resume JOB` lets it go on; `run` or `submit` with --from-savepoint
-    goes on elsewhere, or with another pipeline. When the time is over first, the partitions that still have records are named.
+    goes on elsewhere, or with another pipeline. When the time is over first, the partitions that still have
+    records are named.
     """
     need_pyarrow()
     from pipeline.savepoints.manifest import new_name
@@ -115,8 +116,11 @@ def _held_back(store: JobStore, record: JobRecord) -> Iterator[None]:
 def _let_go(store: JobStore, record: JobRecord, sources: list[str]) -> None:
     """A job that is suspended already, of which the savepoint was not written, goes on as well."""
     try:
-        if store.state(record.job) is JobState.SUSPENDED:
+        state = store.state(record.job)
+        if state is JobState.SUSPENDED:
             store.transition(record.job, JobState.RUNNING, "its savepoint was not written")
+        elif state is not JobState.RUNNING:
+            return  # it takes no input any more
         for source in sources:
             store.pause(record, source, is_paused=False)
     except StoreError as error:
@@ -139,7 +143,7 @@ def resume(job: str, redis_url: str) -> None:
     if record.state is not JobState.SUSPENDED:
         raise JobStateError(
             f"job {job!r} is {record.state.value}, not suspended",
-            hint=f"`celeriac unpause {job}` lets paused input flow; `run FILE --job-id {job}` goes on with an ended job",
+            hint=f"`celeriac unpause {job}` lets paused input flow; `run` with --job-id goes on with an ended job",
         )
     go_on(store, record, "celeriac resume")
     click.echo(f"job {job} goes on")

