@@ -14,7 +14,7 @@ from pipeline.cli.options import DEBUG, JOB, SERVER
 from pipeline.differences import plan_differences
 from pipeline.errors import JobStateError, PipelineError, StoreUnavailable
 from pipeline.facts import JobFacts, JobRecord, WorkerFacts
-from pipeline.lifecycle import JobState
+from pipeline.lifecycle import WORKING, JobState
 from pipeline.loader import load_graph
 from pipeline.plan import compile_plan
 from pipeline.programs.checking import find_programs
@@ -115,6 +115,8 @@ class Upgrade:
     def _next(self) -> WorkerFacts | None:
         """A worker that is there and does not run the version."""
         facts = self._facts()
+        if facts.record.state not in WORKING:
+            return None
         return next((each for each in _living(facts) if each.report.get("code") != self.wanted.code), None)
 
     def _of(self, worker: WorkerFacts) -> Wanted:
@@ -124,11 +126,14 @@ class Upgrade:
         return said if said is not None and said.code == code else Wanted(code)
 
     def _has_come_back(self, before: WorkerFacts, wait_seconds: float) -> bool:
-        """True when it has lived for a while with the new version; False when that does not come true in time."""
+        """True when it has lived for a while with the new version, or the job has ended; False when not in time."""
         until = self.clock() + wait_seconds
         seen, since = "", 0.0
         while (now := self.clock()) < until:
-            found = next((each for each in _living(self._facts()) if each.name == before.name), None)
+            facts = self._facts()
+            if facts.record.state not in WORKING:
+                return True  # it has ended meanwhile: nobody works at it any more
+            found = next((each for each in _living(facts) if each.name == before.name), None)
             if found is None or found.report.get("code") != self.wanted.code:
                 seen = ""
             elif found.incarnation != seen:
@@ -143,6 +148,8 @@ class Upgrade:
         until, since = self.clock() + wait_seconds, self.clock()
         while (now := self.clock()) < until and now - since < STABLE_SECONDS:
             facts = self._facts()
+            if facts.record.state not in WORKING:
+                return
             is_missed = any(_is_missed(each) for each in facts.workers if each not in _living(facts))
             if is_missed or any(each.report.get("code") != self.wanted.code for each in _living(facts)):
                 since = now

@@ -27,6 +27,15 @@ from tests.e2e.chaos import Sequence, Site, wait_until
 SECONDS = 90.0
 
 
+class Slow(Sequence):
+    """Comes at some thousand records a second, until there is a file `go`."""
+
+    @property
+    def text(self) -> str:
+        loop = "    for number in range(1, COUNT + 1):\n"
+        return super().text.replace(loop, f"{loop}        time.sleep(0 if Path('go').exists() else 0.02)\n")
+
+
 class Cluster:
     """A leader and members for the job `j`, in the folder `work` of a site."""
 
@@ -149,7 +158,7 @@ def test_a_submitted_job_is_fed_worked_at_and_published_by_services_through_kill
 
 
 def test_a_submitted_job_is_suspended_goes_on_and_ends_exactly_once(cluster: Cluster) -> None:
-    sequence = Sequence(count=4_000, work=300)
+    sequence = Slow(count=3_000)
     cluster.submit(sequence)
     cluster.member("m0")
     cluster.feeder()
@@ -164,6 +173,7 @@ def test_a_submitted_job_is_suspended_goes_on_and_ends_exactly_once(cluster: Clu
     taken = cluster.taken()
     assert taken < sequence.taken
 
+    (cluster.folder / "go").touch()
     cluster.command("resume", "j")
     cluster.wait_for_state(JobState.FINISHED)
 
@@ -202,7 +212,7 @@ def upgrading(cluster: Cluster, sequence: Sequence) -> None:
     for name in ("m0", "m1"):
         cluster.member(name)
     cluster.feeder()
-    cluster.wait_for_taken(sequence.taken // 20)
+    cluster.wait_for_taken(sequence.taken // 50)
     wait_until(lambda: len(running_versions_of(cluster)) == 2, "both workers work")
 
 
@@ -212,7 +222,7 @@ def running_versions_of(cluster: Cluster) -> dict[str, str]:
 
 
 def test_new_functions_come_under_a_running_job_through_kills(cluster: Cluster) -> None:
-    sequence = Sequence(count=6_000, work=300)
+    sequence = Slow(count=3_000)
     upgrading(cluster, sequence)
     (cluster.folder / "second.py").write_text(changed(sequence, SECOND))
     first, second = (code_of(str(cluster.folder / name)) for name in ("flow.py", "second.py"))
@@ -227,6 +237,8 @@ def test_new_functions_come_under_a_running_job_through_kills(cluster: Cluster) 
     wait_until(lambda: running_versions(cluster.facts()) == {second: 2}, "both run the new version")
     assert f"versions  {second} (2 workers)" in cluster.command("status", "j").stdout
     assert cluster.versions.rollout("j") == {"*": Wanted(second, str(cluster.folder / "second.py"))}
+    assert cluster.jobs.state("j") is JobState.RUNNING
+    (cluster.folder / "go").touch()
     history = cluster.command("history", "j").stdout
     assert f"version {first} of flow.py submitted by" in history
     assert f"version {second} of second.py upgraded by" in history
@@ -258,7 +270,7 @@ def test_a_file_that_cannot_be_the_next_version_is_refused_before_anything_is_ch
 
 
 def test_an_upgrade_halts_when_the_first_worker_dies_of_it_and_the_old_version_goes_on(cluster: Cluster) -> None:
-    sequence = Sequence(count=6_000, work=300)
+    sequence = Slow(count=3_000)
     upgrading(cluster, sequence)
     first = code_of(str(cluster.folder / "flow.py"))
     broken = "\nif 'CELERIAC_WORKER' in os.environ:\n    raise RuntimeError('not on this machine')\n"
@@ -269,6 +281,7 @@ def test_an_upgrade_halts_when_the_first_worker_dies_of_it_and_the_old_version_g
     assert "the upgrade of job j has halted: worker m0 has not come back with version" in halted.stderr
     assert "not on this machine" in cluster.log("m0")
     wait_until(lambda: running_versions(cluster.facts()) == {first: 2}, "both run the old version again")
+    (cluster.folder / "go").touch()
     assert [each.how for each in cluster.versions.versions("j")] == ["submitted", "upgraded", "upgrade halted"]
     cluster.wait_for_state(JobState.FINISHED)
     sequence.check(cluster.folder / "out")
