@@ -218,8 +218,10 @@ class ChildWatch:
         """True when the job was made to fail. Raises StoreError."""
         for child in self.children():
             is_suspect = child.role == WORKER and child.is_crash_looping
+            # One that cannot run another version is for the upgrade to bring back.
+            is_known = is_suspect and (bool(child.version) or self._is_heard(child.name, now))
             is_endless = child.name.removeprefix("source ") in self.settings.endless
-            reason = hopeless(child, is_suspect and self._is_heard(child.name, now), is_endless)
+            reason = hopeless(child, is_known, is_endless)
             if reason:
                 words = last_words(self._log(child))
                 self.store.transition(self.settings.job, JobState.FAILED, f"{reason}; it said: {words}")

@@ -247,6 +247,34 @@ def test_new_functions_come_under_a_running_job_through_kills(cluster: Cluster) 
     sequence.check(cluster.folder / "out")
 
 
+def test_the_workers_of_a_run_are_upgraded_one_after_the_other_and_back(site: Site, redis_url: str) -> None:
+    sequence = Slow(count=3_000)
+    site.write(sequence.text)
+    run = site.start("flow.py", "--redis", redis_url, "--job-id", "j", "--workers", "2")
+    run.wait_for_taken(sequence.taken // 50)
+    (run.folder / "second.py").write_text(changed(sequence, SECOND))
+    first, second = (code_of(str(run.folder / name)) for name in ("flow.py", "second.py"))
+
+    done = site.command("upgrade", "j", "second.py", "--redis", redis_url)
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [
+            f"worker w0: {first} -> {second}",
+            f"worker w1: {first} -> {second}",
+            f"job j runs version {second}: 2 workers were changed",
+        ],
+    ), done.stderr
+    assert running_versions(run.facts()) == {second: 2}
+    back = site.command("upgrade", "j", "flow.py", "--redis", redis_url)
+    assert back.returncode == 0, back.stderr
+    assert running_versions(run.facts()) == {first: 2}
+    (run.folder / "go").touch()
+    run.finish()
+
+    assert list(run.folder.glob("second-*"))
+    sequence.check(run.folder / "out")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
