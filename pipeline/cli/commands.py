@@ -283,7 +283,11 @@ def _records(store: JobStore) -> list[JobRecord]:
 
 def _code(store: VersionStore, record: JobRecord) -> str:
     """The code version that the job was given last; nothing for one whose versions were not kept."""
-    found = store.versions(record.job, 1)
+    try:
+        found = store.versions(record.job, 1)
+    except DecodingError as error:
+        click.echo(f"warning: {record.job}: {error}", err=True)
+        return ""
     return found[-1].code if found else ""
 
 

@@ -29,9 +29,9 @@ local at = math.max(ms, tonumber(j[4] or 0))
 local epoch = int(tonumber(j[3] or 0) + 1)
 local marks = {}
 for i = 5, 4 + count do
-  local m = call('HMGET', KEYS[i], 'head', 'sub', 'pos', 'rec')
+  local m = call('HMGET', KEYS[i], 'head', 'sub', 'pos')
   marks[i] = int(tonumber(m[1] or 0) + 1) .. '-' .. (m[2] or '0')
-  if suspends and (m[3] ~= marks[i] or (m[4] or '0') ~= '0') then return {-9} end
+  if suspends and m[3] ~= marks[i] then return {-9} end
 end
 
 for i = 5 + count, #KEYS, 2 do
