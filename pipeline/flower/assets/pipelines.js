@@ -9,7 +9,8 @@
   const NARROW_PX = 620;
 
   const TONES = {
-    running: "busy", draining: "busy", publishing: "busy", finished: "good", failed: "bad", cancelled: "warn", suspended: "warn",
+    running: "busy", draining: "busy", publishing: "busy", finished: "good", failed: "bad",
+    cancelled: "warn", suspended: "warn",
     "at work": "busy", "no owner": "bad", "waits for a full inbox": "warn", "its stage is paused": "warn", done: "good",
     alive: "good", silent: "warn", dead: "bad",
   };
