@@ -199,8 +199,7 @@ class Worker:
 
     def _take_tickets(self) -> list[Place]:
         """Places whose tickets are in hand now, each with the entries that it is for."""
-        ready = {place: owner for place, owner in self._owned.items() if place[0] not in self._still}
-        calm = [owner.calm() for place, owner in ready.items() if place not in self._stale]
+        calm = [owner.calm() for place, owner in self._owned.items() if place not in self._stale]
         waiting = [each for each in calm if each is not None]
         if not waiting:
             return []
