@@ -5,7 +5,7 @@ Never writes: a commit does. After a refused commit the whole cache is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from pipeline.codec import decode_value, shown
@@ -39,13 +39,13 @@ class StateCache:
         """Estimated size of the young generation; the old one was no larger than this may become."""
         return self._bytes
 
-    def prepare(self, keys: set[Any], load: Loader) -> None:
+    def prepare(self, keys: Collection[Any], load: Loader) -> None:
         """Makes `state` hold everything that is known of these keys."""
         if not self._operators:
             return
         if self._bytes > self.budget_bytes // 2:
             self._age()
-        missing: set[Any] = set()
+        missing: dict[Any, None] = {}  # no set: what is loaded first must not hang on how texts are hashed
         for operator in self._operators:
             young, old = self.state[operator], self._old[operator]
             # Not `keys - young.keys()`: that walks through the whole cache.
@@ -54,7 +54,7 @@ class StateCache:
                     young[key] = old.pop(key)
                     self._count(operator, key, self._old_sizes.pop((operator, key), 0))
                 else:
-                    missing.add(key)
+                    missing[key] = None
         if missing:
             self._take(load(missing))
 
