@@ -5,7 +5,7 @@ Never writes: a commit does. After a refused commit the whole cache is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from pipeline.codec import decode_value, shown
@@ -50,13 +50,13 @@ class StateCache:
         """Estimated size of both generations."""
         return self._bytes + self._old_bytes
 
-    def prepare(self, keys: set[Any], load: Loader) -> None:
+    def prepare(self, keys: Collection[Any], load: Loader) -> None:
         """Makes `state` hold everything that is known of these keys."""
         if not self._operators:
             return
         if self._bytes > self.budget_bytes // 2:
             self._age()
-        missing: set[Any] = set()
+        missing: dict[Any, None] = {}  # no set: what is loaded first must not hang on how texts are hashed
         for operator in self._operators:
             young, old = self.state[operator], self._old[operator]
             # Not `keys - young.keys()`: that walks through the whole cache.
@@ -67,7 +67,7 @@ class StateCache:
                     self._old_bytes -= size
                     self._count(operator, key, size)
                 else:
-                    missing.add(key)
+                    missing[key] = None
         if missing:
             self._take(load(missing))
 

@@ -113,7 +113,7 @@ class Stepper:
                     logger.info("a batch of %d records failed, each is now tried alone: %s", len(good), error)
                     done = self._run_each(apart.others(again().slice(0, whole)), bounds, outcome)
                 else:
-                    self._start_again(set())
+                    self._start_again(())
                     alone = apart.others(again().slice(0, whole))
                     self._settle((error, encode_batch(alone)), outcome, alone)
                     done = 1
@@ -143,7 +143,7 @@ class Stepper:
         """
         outcome = Outcome()
         try:
-            self._cache.prepare({timer.key for timer in timers}, self._load)
+            self._cache.prepare(dict.fromkeys(timer.key for timer in timers), self._load)
             step, outcome.fired = self._fire_pieces(timers, bounds)
             self._encode(step, outcome)
         except (OperatorError, EncodingError) as error:
@@ -196,9 +196,9 @@ class Stepper:
             if index < taken:
                 self._settled(self._failures.settle_fault(why, encode_batch(Batch([batch.values[index]]))), outcome)
 
-    def _keys(self, batch: Batch) -> set[Any]:
+    def _keys(self, batch: Batch) -> Collection[Any]:
         """The keys whose state is wanted. A source may give its records what cannot be a key."""
-        return set(batch.keys) if self._kernel.keyed_operators and batch.keys is not None else set()
+        return dict.fromkeys(batch.keys) if self._kernel.keyed_operators and batch.keys is not None else ()
 
     def _encode(self, step: Step, outcome: Outcome) -> None:
         outputs = self._encoder.outputs(step)
@@ -240,7 +240,7 @@ class Stepper:
 
     def _fire_each(self, timers: Sequence[Timer], outcome: Outcome) -> None:
         """Each timer by itself, in their order, up to one that a timer set meanwhile must precede."""
-        self._start_again({timer.key for timer in timers})
+        self._start_again(dict.fromkeys(timer.key for timer in timers))
         rank = {operator: place for place, operator in enumerate(self._kernel.keyed_operators)}
         gathered = _Gathered()
         outcome.fired = 0
@@ -262,7 +262,7 @@ class Stepper:
                 break
         self._encode(gathered.step(), outcome)
 
-    def _start_again(self, wanted: set[Any]) -> None:
+    def _start_again(self, wanted: Collection[Any]) -> None:
         self._cache.clear()
         self._sinks.take_back()
         self._cache.prepare(wanted, self._load)
