@@ -257,9 +257,13 @@ def test_a_worker_that_is_held_up_by_one_step_is_not_hurried(redis_url: str) -> 
         site.lead()
         (name,) = site.asked()
 
+        again: list[float] = []
+        worker.on_pause = again.append
         for _ in range(5):
             site.lead()
+            worker.look()
         assert site.owners() == before
+        assert again == [0.0] * 5, "it looks again when the step is over"
 
         worker.hand.at.clear()
         site.turns(lambda: site.owned("w1") == 1)
