@@ -148,6 +148,10 @@ class JobStateError(StoreError):
     """Raised when the job's state does not allow what was asked."""
 
 
+class NotQuiet(JobStateError):
+    """Raised when a job was to be ended with nothing in flight, and something is."""
+
+
 class UnknownSender(StoreError):
     """Raised when a sender was never registered, or is forgotten. It is never re-created silently."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.lifecycle import JobState
+from pipeline.lifecycle import WORKING, JobState
 from pipeline.plan import Plan
 from pipeline.positions import Position
 from pipeline.scaling.settings import Scaling
@@ -56,6 +56,10 @@ class JobRecord:
     """The number of the savepoint that is being written, or was left by an exporter that is gone; 0 for none."""
     restoring: str = ""
     """While the job is filled from a savepoint: the name of that."""
+    is_submitted: bool = False
+    """Whether its workers publish its results; else the run that has it does."""
+    still: dict[str, int] = field(default_factory=dict)
+    """Stage -> since when it is paused."""
 
     @property
     def run(self) -> str:
@@ -242,9 +246,17 @@ def waiting_sources(record: JobRecord) -> dict[str, str]:
     return record.waits | paused
 
 
+def still_stages(record: JobRecord) -> dict[str, str]:
+    """Stage -> what its partitions wait for, where it was paused and the job works."""
+    if record.state not in WORKING:
+        return {}
+    return {stage: f"paused; `celeriac unpause {record.job} --stage {stage}` lets it go on" for stage in record.still}
+
+
 def waiting_for(facts: JobFacts) -> frozenset[str]:
     """What partitions wait for with a back-off, in the words of their workers, and what sources wait for."""
     found = {f"source {source}: {why}" for source, why in waiting_sources(facts.record).items()}
+    found |= {f"stage {stage}: {why}" for stage, why in still_stages(facts.record).items()}
     for worker in facts.workers:
         hands = worker.report.get("hand")
         for hand in hands.values() if isinstance(hands, dict) else ():

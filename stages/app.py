@@ -23,7 +23,9 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
 from pipeline.store.returning import await_server
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
 from pipeline.tickets import TASK, celery_settings
+from pipeline.versions import check_code
 from stages.owning import Owning
 from stages.serving import serve
 from stages.worker import Worker
@@ -70,13 +72,15 @@ def make_app(settings: WorkerSettings) -> Celery:
     Raises PipelineError, also when the file is not the one that was submitted; EnvironmentFault when an external
     program is not on this machine; StoreError.
     """
-    plan = JobStore(Scripts(connect(settings.redis_url))).read(settings.job).plan
+    scripts = Scripts(connect(settings.redis_url))
+    plan = JobStore(scripts).read(settings.job).plan
     graph = load_graph(settings.pipeline)
     if fingerprint(graph) != plan.fingerprint:
         raise PipelineError(
             f"{settings.pipeline} is not the pipeline that job {settings.job!r} was started with",
             hint="run it under a new job id",
         )
+    code = check_code(VersionStore(scripts).rollout(settings.job), settings.worker, settings.pipeline)
     find_programs(graph.nodes)
 
     def ownership() -> Ownership:
@@ -97,6 +101,7 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.celeriac_worker = worker
     app.celeriac_pool = settings.pool
     app.celeriac_node = settings.node
+    app.celeriac_code = code
     app.celeriac_pulse_ownership = ownership()
     return app
 

@@ -1,8 +1,9 @@
 """`python -m stages.member`: a node of one or more workers for a job, as a long-lived service that waits until the job
 works, and again when it has ended; or, for `celeriac worker`, only until then.
 
-It starts no leader and feeds no source: `celeriac run` elsewhere registers the job, reads its input and publishes its
-results. What it serves comes by the environment, for the address may hold a password.
+It starts no leader and feeds no source. `celeriac run` elsewhere registers the job, reads its input and publishes its
+results; or `celeriac submit` has registered it, and then the members publish. What it serves comes by the environment,
+for the address may hold a password.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipeline.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from pipeline.lifecycle import WORKING
+from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
@@ -36,7 +37,10 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.publishing import ResultPublisher
+from stages.rolling import Rolling
 from stages.supervision import WORKER, ChildSpec
 
 LOOK_SECONDS: Final = 0.5
@@ -107,11 +111,14 @@ class JobWatch:
         self._job = job
         self._works = False
         self._told = ""
+        self.is_publishing = False
+        """Whether the last look has found it so."""
 
     def works(self) -> bool:
         """Raises StoreError, but not when Redis is away or the job's hash holds what we have not written."""
         try:
-            self._works = self._store.state(self._job) in WORKING
+            state = self._store.state(self._job)
+            self._works, self.is_publishing = state in WORKING, state is JobState.PUBLISHING
         except UnknownJob:
             if self._works:
                 gone = unknown_job(self._job)
@@ -139,21 +146,42 @@ def run_member(settings: MemberSettings, stop: threading.Event) -> None:
     """Serves the job whenever it works, until `stop`, or until it is to leave. Raises StoreError, EnvironmentFault."""
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
+    publisher = ResultPublisher(JobStore(_scripts(settings)), JobStore(_scripts(settings)), settings.job)
     _log.info("node=%s workers=%s waits for job=%s", settings.node, " ".join(settings.workers), settings.job)
+    has_served = False
     while not stop.is_set():
-        if watch.works() and _serve(settings, watch, link, stop):
+        if watch.works():
+            has_served = True
+            if _serve(settings, watch, link, stop):
+                return
+        elif not (watch.is_publishing and _publish(publisher)) and settings.is_once and has_served:
             return
         stop.wait(LOOK_SECONDS)
 
 
+def _publish(publisher: ResultPublisher) -> bool:
+    """True while members have something to publish; False also when that cannot be said."""
+    try:
+        if not publisher.is_due():
+            return False
+        publisher.run_once()
+    except (StoreError, DecodingError) as error:
+        _log.warning("job=%s is not published yet: %s", publisher.job, error)
+        return False
+    return True
+
+
 def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> bool:
-    """Keeps workers running until the job works no more; True when the service is to end then.
+    """Keeps workers running until the job works no more, or the node is to leave: then True.
 
     The agent belongs to this thread, the watch to another.
     """
     try:
-        earlier = link.incarnations()
-        agent = Agent([worker_spec(settings, name, earlier.get(name, 0)) for name in settings.workers], link)
+        rollout, earlier = link.rollout(), link.incarnations()
+        specs = [
+            worker_spec(settings, name, earlier.get(name, 0), wanted_for(rollout, name)) for name in settings.workers
+        ]
+        agent = Agent(specs, link)
     except (StoreUnavailable, UnknownJob):
         return False  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
@@ -162,18 +190,28 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         return False
     over = threading.Event()
     leaving = Leaving(_scripts(settings), settings)
-    watcher = threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch")
+    rolling = Rolling(
+        agent,
+        AgentLink(_scripts(settings), settings.job),
+        lambda name, wanted: worker_spec(settings, name, 0, wanted),
+    )
+    threads = [
+        threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch"),
+        threading.Thread(target=rolling.run, args=(over,), name="rolling"),
+    ]
     try:
         agent.start()
-        watcher.start()
+        for thread in threads:
+            thread.start()
         agent.run(over)
     finally:
         over.set()
         killed = agent.stop(STOP_SECONDS)
-        if watcher.ident is not None:
-            watcher.join()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     _log.info("node=%s has left job=%s%s", settings.node, settings.job, " (killed)" if killed else "")
-    return settings.is_once or leaving.is_due
+    return leaving.is_due
 
 
 def _until_over(watch: JobWatch, leaving: Leaving, stop: threading.Event, over: threading.Event) -> None:
@@ -210,17 +248,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def worker_spec(settings: MemberSettings, name: str, earlier: int) -> ChildSpec:
+def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wanted | None = None) -> ChildSpec:
     """A worker's process. No module of the current folder may shadow ours."""
     variables = {
         "CELERIAC_REDIS": settings.redis_url,
         "CELERIAC_JOB": settings.job,
-        "CELERIAC_PIPELINE": settings.target,
+        "CELERIAC_PIPELINE": (wanted.target if wanted else "") or settings.target,
         "CELERIAC_WORKER": name,
         "CELERIAC_NODE": settings.node,
     }
     argv = (sys.executable, "-P", "-m", "stages.main")
-    return ChildSpec(name, argv, variables, WORKER, True, _OUTPUT, earlier)
+    version = wanted.encode() if wanted else ""
+    return ChildSpec(name, argv, variables, WORKER, True, _OUTPUT, earlier, version)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:

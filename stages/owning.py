@@ -46,6 +46,7 @@ class Owning(bootsteps.StartStopStep):
         self._node: str = parent.app.celeriac_node
         self._shares = Shares()
         self._bell = Bell()
+        self._code: str = parent.app.celeriac_code
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -85,7 +86,8 @@ class Owning(bootsteps.StartStopStep):
 
     def _report(self) -> dict[str, Any]:
         now = monotonic()
-        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool, "node": self._node}
+        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool}
+        told |= {"node": self._node, "code": self._code}
         self._shares.note(now, self._worker.busy.places(now))
         held = self._worker.holdings()
         parts = {f"{s}.{p}": [*held[s, p], self._shares.of((s, p))] for s, p in held}

@@ -127,6 +127,8 @@ class Worker:
         self._rotations: dict[Place, float] = {}
         # When the last slice there ended, by the clock.
         self._rested: dict[Place, float] = {}
+        # Stages that are paused by command. Their places keep their ring flags, and are served when that is over.
+        self._still: frozenset[int] = frozenset()
         self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
@@ -155,6 +157,7 @@ class Worker:
                 self._drop(place)
             elif asked.get(f"{place[0]}.{place[1]}") == owner.row.token and self._gives(place, owner):
                 del rows[place]
+        self._look_at_pauses()
         for place, row in rows.items():
             if place not in self._owned:
                 try:
@@ -186,6 +189,21 @@ class Worker:
         logger.info("given away as asked: %s token=%s", self._named(place), owner.row.token)
         self._drop(place)
         return True
+
+    def _look_at_pauses(self) -> None:
+        still = self.ownership.still_stages()
+        self._still = frozenset(stage.index for stage in self.plan.stages if stage.name in still)
+        for place, (_, _, why) in list(self.hand.at.items()):
+            if why == "paused" and place[0] not in self._still:
+                self.hand.at.pop(place)
+                self._unserved.add(place)
+
+    def _stand_still(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+        """The ticket is used up: the place is served when its stage goes on."""
+        self._unserved.discard(place)
+        self._resume(place)
+        self.hand.at[place] = (str(owner.position), self._clock(), "paused")
+        return SliceEnd.BACKOFF
 
     def pauses(self) -> list[float]:
         """In how many seconds `look` must be called again, for each place that waits for a time."""
@@ -246,6 +264,8 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
+            if stage in self._still:
+                return self._stand_still(place, owner)
             return self._run(place, owner, deadline, is_again)
         except ForeignData as error:
             return self._fail(place, error)

@@ -32,7 +32,10 @@ from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.savepoints import savepoint
 from pipeline.cli.screen import Screen
 from pipeline.cli.state import state
+from pipeline.cli.submitting import feed, submit
+from pipeline.cli.suspending import resume, suspend
 from pipeline.cli.tail import tail
+from pipeline.cli.upgrading import upgrade
 from pipeline.cli.verifying import verify
 from pipeline.errors import DecodingError, InputError, UnknownJob
 from pipeline.facts import JobRecord
@@ -46,6 +49,7 @@ from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
 
 FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
 
@@ -66,8 +70,8 @@ def celeriac() -> None:
 
 
 for _group in (
-    tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause, history, autoscale,
-    worker, node, moves,
+    tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
+    suspend, resume, submit, feed, upgrade, history, autoscale, worker, node, moves,
 ):  # fmt: skip
     celeriac.add_command(_group)
 
@@ -157,13 +161,16 @@ def status(job: str, redis_url: str, as_json: bool) -> None:
 @_JSON
 @_DEBUG
 def list_jobs(redis_url: str, as_json: bool) -> None:
-    """List the jobs that a Redis holds, oldest first."""
-    store = _store(redis_url)
+    """List the jobs that a Redis holds, oldest first: state, pipeline, version of its code, age."""
+    scripts = Scripts(connect(redis_url))
+    store, versions = JobStore(scripts), VersionStore(scripts)
     records = _records(store)
     if as_json:
-        click.echo(json.dumps([job_json(record) for record in records], indent=2))
+        shown = [{**job_json(record), "version": _code(versions, record)} for record in records]
+        click.echo(json.dumps(shown, indent=2))
     elif records:
-        click.echo("\n".join(job_line(record) for record in records))
+        now_ms = store.now_ms()
+        click.echo("\n".join(job_line(record, _code(versions, record), now_ms) for record in records))
     else:
         click.echo("no jobs", err=True)
 
@@ -279,6 +286,16 @@ def _records(store: JobStore) -> list[JobRecord]:
         except DecodingError as error:
             click.echo(f"warning: {job}: {error}", err=True)
     return records
+
+
+def _code(store: VersionStore, record: JobRecord) -> str:
+    """The code version that the job was given last; nothing for one whose versions were not kept."""
+    try:
+        found = store.versions(record.job, 1)
+    except DecodingError as error:
+        click.echo(f"warning: {record.job}: {error}", err=True)
+        return ""
+    return found[-1].code if found else ""
 
 
 def _store(redis_url: str) -> JobStore:

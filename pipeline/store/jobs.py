@@ -68,6 +68,12 @@ class JobStore:
             info = self._client.info("memory")
         return int(info["used_memory"]), int(info.get("maxmemory", 0))
 
+    def now_ms(self) -> int:
+        """The clock of the server."""
+        with translated():
+            seconds, micros = self._client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
     def create(self, job: str, plan: Plan, restoring: str = "") -> None:
         """Registers the job in state running; what an interrupted removal of that id has left is deleted first.
 
@@ -156,6 +162,20 @@ class JobStore:
                 raise UnknownJob(f"there is no job {record.job!r}", hint=NO_JOB)
             case -3:
                 raise JobStateError(f"job {record.job!r} is {_words(answer[1])}: it takes no input any more")
+        return bool(answer[0])
+
+    def pause_stage(self, record: JobRecord, stage: str, *, is_paused: bool) -> bool:
+        """Has the workers leave a stage alone, or go on with it; False when it was so before.
+
+        Raises JobStateError when the job does not work, UnknownJob, StoreError.
+        """
+        names = [keys.job(record.job), keys.control(record.job)]
+        answer = self._scripts.run("still", names, [stage, "1" if is_paused else ""])
+        match answer[0]:
+            case -5:
+                raise UnknownJob(f"there is no job {record.job!r}", hint=NO_JOB)
+            case -3:
+                raise JobStateError(f"job {record.job!r} is {_words(answer[1])}: none of its stages works")
         return bool(answer[0])
 
     def losses(self, job: str) -> LossStore:
@@ -351,6 +371,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             scaled_at_ms=int(text.get("scaled_at", 0)),
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
+            is_submitted="submitted" in text,
+            still={k.removeprefix("still:"): int(at) for k, at in sorted(text.items()) if k.startswith("still:")},
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)

@@ -34,8 +34,23 @@ def job(job: str) -> str:
     scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader.
     `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
     many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
+
+    `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
     return of_job(job) + ":job"
+
+
+def versions(job: str) -> str:
+    """List: the versions of the job's pipeline, newest first, each with its time. Written by who runs it, bounded."""
+    return of_job(job) + ":versions"
+
+
+def rollout(job: str) -> str:
+    """Hash: worker, or `*` for all others -> `code target` that it is to run, target empty for its own file.
+
+    Written by submit and upgrade, followed by agents. Not there for a job whose workers run what they find.
+    """
+    return of_job(job) + ":rollout"
 
 
 def removing(job: str) -> str:

@@ -177,6 +177,13 @@ class LeaderRegistry:
             seconds, micros = self._scripts.client.time()
         return None if at_ms is None else max(0.0, seconds + micros / 1e6 - at_ms / 1000)
 
+    def others(self, silent_seconds: float) -> list[str]:
+        """All leaders that were heard of within so many seconds. Raises StoreError."""
+        with translated():
+            seconds, _ = self._scripts.client.time()
+            raw = self._scripts.client.zrangebyscore(keys.leaders(), 1000 * (seconds - silent_seconds), "+inf")
+        return [name.decode("utf-8", "replace") for name in raw]
+
     def retire(self, leader: str, silent_seconds: float) -> bool:
         """Takes a silent leader out, with its tick queue. False if it was heard of since. Raises StoreError."""
         names = [keys.leaders(), keys.leader_queue(leader)]

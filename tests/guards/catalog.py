@@ -21,6 +21,7 @@ _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
 _CUTS: Final = "tests/store/test_cuts.py"
 _RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
 _MOVES: Final = "tests/store/test_moving.py"
+_SUSPENDS: Final = "tests/store/test_cuts.py -k in_flight"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -57,5 +58,6 @@ GUARDS: Final = (
     Guard("exporter's token", "exporting", "if s[1] ~= ARGV[1] then return {-1} end", "", _CUTS),
     Guard("time of ids since a cut", "append", "tonumber(call('HGET', job, 'cut_at') or 0) + 1)", "0)", _CUTS),
     Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
+    Guard("nothing in flight", "cut", "if suspends and m[3] ~= ", "if false and m[3] ~= ", _SUSPENDS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip
