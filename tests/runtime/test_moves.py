@@ -253,13 +253,17 @@ def test_a_worker_that_is_held_up_by_one_step_is_not_hurried(redis_url: str) -> 
         site.join("w1")
         before = site.owners()
         worker = site.job.workers["w0"]
-        worker.hand.at[0, 0] = ("1-0/0", site.job.clock() - 3.0, "running")  # a step that has begun long ago
         site.lead()
         (name,) = site.asked()
-
+        stage, partition = map(int, name.split("."))
+        worker.hand.at[stage, partition] = ("1-0/0", site.job.clock() - 30.0, "running")  # it has begun long ago
+        again: list[float] = []
+        worker.on_pause = again.append
         for _ in range(5):
             site.lead()
+            worker.look()
         assert site.owners() == before
+        assert again == [0.0] * 5, "it looks again when the step is over"
 
         worker.hand.at.clear()
         site.turns(lambda: site.owned("w1") == 1)
