@@ -148,6 +148,10 @@ class JobStateError(StoreError):
     """Raised when the job's state does not allow what was asked."""
 
 
+class Busy(JobStateError):
+    """Raised when a lifecycle operation, or a savepoint, of the job is under way: one at a time."""
+
+
 class UnknownSender(StoreError):
     """Raised when a sender was never registered, or is forgotten. It is never re-created silently."""
 

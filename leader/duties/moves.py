@@ -124,7 +124,7 @@ def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
     kept: list[PartitionFacts] = []
     homeless: list[tuple[PartitionFacts, Why]] = []
     for part in facts.partitions:
-        if part.done:
+        if part.is_through:
             continue
         why = scene.judge(part)
         if why is not None:
@@ -150,7 +150,7 @@ def _placed(scene: _Scene, loads: _Loads, part: PartitionFacts, why: Why) -> Mov
 
 def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list[Move]:
     """Moves towards able workers that own nothing, until nobody has two more than they."""
-    owners = {part.owner for part in scene.facts.partitions if not part.done}
+    owners = {part.owner for part in scene.facts.partitions if not part.is_through}
     fresh = [name for name, one in scene.able.items() if name not in owners and not _is_settling(scene, one)]
     held: dict[str, list[PartitionFacts]] = {}
     for part in kept:

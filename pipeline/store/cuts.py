@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipeline.errors import JobStateError, SavepointError, SavepointLost
+from pipeline.errors import Busy, JobStateError, SavepointError, SavepointLost
 from pipeline.plan import Plan, stream_names
 from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.losses import unknown_job
+from pipeline.store.operations import busy
 from pipeline.store.scripts import Scripts
 
 LEASE_SECONDS: Final = 15.0
@@ -49,18 +50,20 @@ class Cut:
 
 
 class CutStore:
-    """What an exporter, and whoever tidies up behind one, does to one job. `plan` is that of the job."""
+    """What an exporter, and whoever tidies up behind one, does to one job. `plan` is that of the job under `table`."""
 
-    def __init__(self, scripts: Scripts, job: str, plan: Plan) -> None:
+    def __init__(self, scripts: Scripts, job: str, plan: Plan, table: int | None = None) -> None:
         self._scripts = scripts
         self._client = scripts.client
         self._job = job
         self._plan = plan
+        self._table = table
 
     def cut(self, name: str, *, stops: bool = False) -> Cut:
         """Opens an epoch at this instant; with `stops` the job is cancelled at the same one.
 
-        Raises SavepointError when another savepoint is being written, JobStateError, UnknownJob, StoreFull.
+        Raises SavepointError when another savepoint is being written, Busy while an operation is under way,
+        JobStateError, UnknownJob, StoreFull.
         """
         job, token = self._job, secrets.token_hex(8)
         places = self._plan.partitions()
@@ -70,7 +73,7 @@ class CutStore:
         reason = f"stopped with the savepoint {name}" if stops else ""
         limit = self._plan.limits.savepoint_bytes
         kinds = {keys.dead(job): "stream", keys.visitors(job): "zset"}
-        args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason]
+        args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason, self._table or ""]
         args += [kinds.get(key, "hash") for key in self._copied()]
         answer = self._scripts.run("cut", names, args)
         if answer[0] == -1 and answer[2] == 0 and self.tidy():
@@ -85,6 +88,10 @@ class CutStore:
                 )
             case -3:
                 raise JobStateError(f"job {job!r} is {answer[1].decode()}: it cannot be stopped with a savepoint")
+            case -4:
+                raise Busy(f"the partitions of job {job!r} were changed just now", hint="try again")
+            case -9:
+                raise busy(job, answer[1], answer[2], answer[3])
             case -8:
                 raise JobStateError(f"job {job!r} is being restored", hint="try again when that is done")
         raise unknown_job(job)

@@ -23,6 +23,7 @@ from pipeline.store.foreign import HINT as FOREIGN_HINT
 from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.losses import LossStore
+from pipeline.store.operations import read_operation, read_past
 from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
@@ -38,7 +39,9 @@ _TAKEOVERS: Final = 10
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
     "taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped", "held", "held_bytes",
+    "switch",
 )  # fmt: skip
+_TEXTS = ("owner", "token", "pos", "ring", "switch")
 
 
 class JobStore:
@@ -173,6 +176,7 @@ class JobStore:
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
             pipe.hgetall(keys.books(job))
+            pipe.hgetall(keys.operation(job))
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
@@ -181,17 +185,19 @@ class JobStore:
                 pipe.hgetall(keys.out_meta(job, stream))
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
-        (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:9]
+        (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms, raw_operation = answers[
+            :10
+        ]
         server_ms = seconds * 1000 + micros // 1000
         with ours(keys.job(job)):
             now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
-        at = 9 + 2 * len(places)
+        at = 10 + 2 * len(places)
         outputs = []
         for i, stream in enumerate(streams):
             with ours(keys.out_meta(job, stream)):
                 outputs.append(output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], server_ms))
         partitions = tuple(
-            _partition(job, place, answers[9 + 2 * i], answers[10 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(job, place, answers[10 + 2 * i], answers[11 + 2 * i], assigned) for i, place in enumerate(places)
         )
         with ours(keys.senders(job)):
             texts = text_of({name: value for name, value in senders.items() if name.startswith(b"f:")})
@@ -202,6 +208,8 @@ class JobStore:
             held = _workers(workers, now_ms)
         with ours(keys.books(job)):
             kept = read_alarms(alarms)
+        with ours(keys.operation(job)):
+            operation = read_operation(raw_operation)
         return JobFacts(
             record,
             now_ms,
@@ -214,6 +222,7 @@ class JobStore:
             int(dead_bytes or 0),
             kept,
             leader_term=leader_term,
+            operation=operation,
         )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
@@ -341,6 +350,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             scaled_at_ms=int(text.get("scaled_at", 0)),
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
+            operations=tuple(read_past(line) for line in text.get("operations", "").splitlines()),
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
@@ -358,7 +368,7 @@ def _partition(
     with ours(keys.meta(job, *place)):
         meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
         counted = {name: value for name, value in meta.items() if value}
-        number = {name: integer(counted, name, 0) for name in meta if name not in ("owner", "token", "pos", "ring")}
+        number = {name: integer(counted, name, 0) for name in meta if name not in _TEXTS}
         position = Position(entry_id(meta["pos"] or "1-0"), number["rec"])
     with ours(keys.assignment(job)):
         owner, incarnation, _token = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
@@ -378,7 +388,8 @@ def _partition(
         head=number["head"],
         closed=bool(number["closed"]),
         done=bool(number["done"]),
-        **{name: number[name] for name in _META[_META.index("taken") :]},
+        is_switching=bool(meta["switch"]),
+        **{name: number[name] for name in _META[_META.index("taken") : -1]},
     )
 
 

@@ -2,18 +2,20 @@
 -- marked where it ends, and the epoch is opened: from here on commits keep what they change (see commit.lua).
 -- KEYS: job, savepoint, names of kept keys, control; then the metas of the partitions; then pairs: key, its copy
 -- ARGV: token, name, milliseconds of the exporter's lease, most bytes that commits may keep, number of partitions,
---   reason, or '': with one the job is cancelled at this instant; then the type of each key that is copied
+--   reason, or '': with one the job is cancelled at this instant; version of the table that the keys are for, or '' for
+--   whichever; then the type of each key that is copied
 -- Returns {1, epoch, milliseconds of the server}, {-1, name, milliseconds until its exporter counts as gone} another one
---   is being written, {-3, state} the job cannot be cancelled any more, {-5} no such job, {-8} it is being restored
+--   is being written, {-3, state} the job cannot be cancelled any more, {-5} no such job, {-8} it is being restored,
+--   {-4} the table is another by now, {-9, what it is, its phase, milliseconds since it began} a lifecycle operation is under way
 -- The first write is a COPY, so a Redis without memory refuses the whole script.
 local job, record, names, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local j = call('HMGET', job, 'state', 'saving', 'epochs', 'cut_at', 'restoring')
+local j = call('HMGET', job, 'state', 'saving', 'epochs', 'cut_at', 'restoring', 'table')
 if not j[1] then return {-5} end
 if j[5] then return {-8} end
-local key = foreign({record, 'hash', names, 'set', control, 'stream'})
+local key = foreign({record, 'hash', names, 'set', control, 'stream', string.sub(job, 1, -5) .. ':operation', 'hash'})
 local count = tonumber(ARGV[5])
 for i = 5, 4 + count do key = key or foreign({KEYS[i], 'hash'}) end
-for i = 5 + count, #KEYS, 2 do key = key or foreign({KEYS[i], ARGV[7 + (i - 5 - count) / 2]}) end
+for i = 5 + count, #KEYS, 2 do key = key or foreign({KEYS[i], ARGV[8 + (i - 5 - count) / 2]}) end
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local time = call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -21,6 +23,9 @@ if j[2] then
   local s = call('HMGET', record, 'name', 'until')
   return {-1, s[1] or '', math.max(0, tonumber(s[2] or 0) - ms)}
 end
+local o = call('HMGET', string.sub(job, 1, -5) .. ':operation', 'id', 'about', 'phase', 'begun_at')
+if o[1] then return {-9, o[2] or '', o[3] or '', math.max(0, ms - (tonumber(o[4]) or ms))} end
+if ARGV[7] ~= '' and j[6] ~= ARGV[7] then return {-4} end
 if ARGV[6] ~= '' and j[1] ~= 'running' and j[1] ~= 'draining' then return {-3, j[1]} end
 local at = math.max(ms, tonumber(j[4] or 0))
 local epoch = int(tonumber(j[3] or 0) + 1)
