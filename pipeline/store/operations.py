@@ -119,7 +119,8 @@ class OperationStore:
         """
         stage = plan.stage(operation.stage)
         names = [keys.leader(job), keys.job(job), keys.operation(job), keys.assignment(job)]
-        names += [keys.meta(job, stage.index, number) for number in range(stage.partitions)]
+        for number in range(stage.partitions):
+            names += [keys.meta(job, stage.index, number), keys.queue(job, stage.index, number)]
         answer = self._scripts.run("settled", names, [token, operation.id, stage.index, stage.serving])
         if answer[0] == -1:
             raise StaleTerm(f"this leader no longer leads job {job!r}")
