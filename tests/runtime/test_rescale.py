@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pipeline import KeyedOperator, Pipeline, hold_key, read, write
-from pipeline.errors import Busy, JobStateError
-from pipeline.operations import Phase
+
+from pipeline import KeyedOperator, Pipeline, read, write
 from pipeline.kernel.contract import Emitted, TimerChanges
 from pipeline.messages import Watermark, encode_header
+from pipeline.operations import Phase
 from pipeline.settings import Limits
 from tests.runtime.harness import LocalJob, assert_sequence, in_sequence, numbered, sequence_pipeline
 
