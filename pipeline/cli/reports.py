@@ -114,6 +114,7 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | 
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
         *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
+        *([f"operation {_operation(facts)}"] if facts.operation is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
@@ -221,6 +222,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
             for each in facts.workers
         ],
         "scaling": scaling_json(facts.record),
+        "operation": _operation_json(facts),
         "stages": [
             {
                 "name": row.name,
@@ -269,16 +271,35 @@ def job_json(record: JobRecord) -> dict[str, Any]:
 
 
 def history_lines(record: JobRecord) -> list[str]:
-    """The page of `celeriac history`: a line for each change of the job's state."""
-    return [
-        f"{_instant(change.at_ms)}  {change.state.value}" + (f"  {_printable(change.reason)}" if change.reason else "")
+    """The page of `celeriac history`: a line for each change of the job's state, and each operation that has ended."""
+    lines = [
+        (change.at_ms, change.state.value + (f"  {_printable(change.reason)}" if change.reason else ""))
         for change in record.history
     ]
+    lines += [(past.at_ms, _printable(f"{past.about.change}: {past.outcome}")) for past in record.operations]
+    return [f"{_instant(at_ms)}  {text}" for at_ms, text in sorted(lines, key=lambda line: line[0])]
 
 
 def history_json(record: JobRecord) -> list[dict[str, Any]]:
-    """What `celeriac history --json` prints."""
-    return [{"at_ms": each.at_ms, "state": each.state.value, "reason": each.reason} for each in record.history]
+    """What `celeriac history --json` prints: changes of state, and operations that have ended."""
+    found: list[dict[str, Any]] = [
+        {"at_ms": each.at_ms, "state": each.state.value, "reason": each.reason} for each in record.history
+    ]
+    found += [
+        {
+            "at_ms": past.at_ms,
+            "operation": past.about.kind,
+            "stage": past.about.stage,
+            "before": past.about.before,
+            "to": past.about.to,
+            "by": past.about.by,
+            "begun_at_ms": past.begun_at_ms,
+            "switched_at_ms": past.switched_at_ms,
+            "outcome": past.outcome,
+        }
+        for past in record.operations
+    ]
+    return sorted(found, key=lambda row: row["at_ms"])
 
 
 def undrained(facts: JobFacts) -> str:
@@ -293,6 +314,31 @@ def undrained(facts: JobFacts) -> str:
     ]
     more = len(left) - len(shown)
     return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
+
+
+def _operation(facts: JobFacts) -> str:
+    operation = facts.operation
+    assert operation is not None
+    about = operation.about
+    left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
+    more = f", {_count(left, 'partition')} not through yet" if left else ""
+    return _printable(f"{operation.words(facts.now_ms)}: from {about.before} to {about.to} partitions{more}")
+
+
+def _operation_json(facts: JobFacts) -> dict[str, Any] | None:
+    operation = facts.operation
+    if operation is None:
+        return None
+    return {
+        "kind": operation.about.kind,
+        "stage": operation.about.stage,
+        "before": operation.about.before,
+        "to": operation.about.to,
+        "by": operation.about.by,
+        "phase": operation.phase.value,
+        "begun_at_ms": operation.begun_at_ms,
+        "switched_at_ms": operation.switched_at_ms,
+    }
 
 
 def _published(published: Published) -> str:

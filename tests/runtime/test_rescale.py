@@ -111,7 +111,7 @@ class Windows(KeyedOperator):
 
 
 def windows_pipeline() -> Pipeline:
-    """Records [key, number, time] -> stage `by_key`: sequence, windows of 10 -> stage `by_tens`: windows of 50 -> out."""
+    """Records [key, number, time] -> `by_key`: sequence, windows of 10 -> `by_rest`: windows of 50 -> out."""
     flow = Pipeline("windows")
     (
         flow.source(read.iterable([0]), name="in")
