@@ -258,7 +258,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         lambda: (
             Submitter(),
             Rescaler((3, 1)),
-            Producer(sequence("abcd", 8), by=3, drains=False),
+            Producer(sequence("abc", 4), by=3, drains=False),
             Leader(),
             Worker("w0"),
             Worker("w1"),
