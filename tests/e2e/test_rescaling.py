@@ -19,7 +19,7 @@ def numbered():
         number += 1
         for key in range(%d):
             yield [f"k{key}", number]
-        pace.wait(0.005)
+        pace.wait(0.02)
 
 
 def in_sequence(key, number, last):
@@ -59,29 +59,25 @@ def test_partitions_go_up_and_down_under_load_and_kills_and_every_key_stays_in_o
     chance = a_chance()
     site.write(FLOW % KEYS)
     run = site.start("flow.py", "--workers", "2", "--partitions", "4")
-    run.wait_for_taken(10_000)
+    run.wait_for_taken(5_000)
 
     rescale(site, run, "by_key", 8, "--no-wait", "--now")
     run.kill(chance.choice(["w0", "w1"]))
     wait_for_operations(run, 1)
-    rescale(site, run, "hop", 8, "--no-wait", "--now")
+    rescale(site, run, "by_key", 3, "--no-wait", "--now")
     run.kill("leader")
     wait_for_operations(run, 2)
-    rescale(site, run, "by_key", 3, "--no-wait", "--now")
-    run.kill(chance.choice(["w0", "w1"]))
-    wait_for_operations(run, 3)
     rescale(site, run, "hop", 2)
     taken = run.taken()
-    run.wait_for_taken(taken + 10_000)
+    run.wait_for_taken(taken + 5_000)
     record = run.facts().record
     (run.folder / "enough").touch()
     run.finish()
 
     assert [(past.about.stage, past.about.before, past.about.to, past.outcome) for past in record.operations] == [
         ("by_key", 4, 8, "done"),
-        ("hop", 4, 8, "done"),
         ("by_key", 8, 3, "done"),
-        ("hop", 8, 2, "done"),
+        ("hop", 4, 2, "done"),
     ]
     assert [stage.serving for stage in record.plan.stages] == [4, 2, 3]
     assert "the books balance: " in run.said()
@@ -93,5 +89,5 @@ def test_partitions_go_up_and_down_under_load_and_kills_and_every_key_stays_in_o
     assert {key: sorted(numbers) for key, numbers in found.items()} == {
         f"k{key}": list(range(1, last + 1)) for key in range(KEYS)
     }
-    assert 3 * KEYS * last >= taken + 10_000
+    assert 3 * KEYS * last >= taken + 5_000
     site.assert_clean("flow.py", "enough", "out")

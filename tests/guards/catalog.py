@@ -55,10 +55,10 @@ GUARDS: Final = (
     Guard("bound of what is kept", "commit", "'bytes', bytes) > limit", "'bytes', bytes) < 0", _CUTS),
     Guard("exporter's token", "exporting", "if s[1] ~= ARGV[1] then return {-1} end", "", _CUTS),
     Guard("time of ids since a cut", "append", "tonumber(call('HGET', job, 'cut_at') or 0) + 1)", "0)", _CUTS),
-    Guard("gate of a rescale", "commit", "if ARGV[2] == switch and tonumber(m[17] or 0) > 0 then", "if false then", _MOVED),
+    Guard("gate of keys", "commit", "if ARGV[2] == switch and tonumber(m[17]", "if false and tonumber(m[17]", _MOVED),
     Guard("arrival at a mark", "commit", "  arrive(gives)\n", "", _MOVED),
-    Guard("end of one that comes back", "rescale", "if ended[k] ~= '9007199254740991' then return {-9} end", "", _MOVED),
-    Guard("an operation while a cut is asked for", "cut", "if o[1] then return {-9", "if false then return {-9", _MOVED),
+    Guard("end of one that comes back", "rescale", "if ended[k] ~= '9007199254740991' then", "if false then", _MOVED),
+    Guard("no cut among an operation", "cut", "if o[1] then return {-9", "if false then return {-9", _MOVED),
     Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

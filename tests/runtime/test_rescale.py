@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline import KeyedOperator, Pipeline, read, write
+from pipeline import ErrorPolicy, KeyedOperator, Pipeline, dead_letter, hold_key, read, write
 from pipeline.kernel.contract import Emitted, TimerChanges
 from pipeline.messages import Watermark, encode_header
 from pipeline.operations import Phase
+from pipeline.savepoints.export import take_savepoint
+from pipeline.savepoints.places import LocalPlace
+from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
+from pipeline.store.letters import LetterStore
 from tests.runtime.harness import LocalJob, assert_sequence, in_sequence, numbered, sequence_pipeline
 
 KEYS = [f"k{number}" for number in range(40)]
@@ -248,3 +253,116 @@ def advance(job: LocalJob, rng: random.Random) -> int:
     else:
         return job.settle()
     return 0
+
+
+# What else belongs to a key.
+
+broken: set[str] = set()
+
+
+def work(value: str) -> str:
+    if value in broken:
+        raise ValueError(f"cannot work on {value}")
+    return value
+
+
+def fragile(policy: ErrorPolicy) -> Pipeline:
+    """Values are a letter, which is the key, and a number."""
+    flow = Pipeline("fragile")
+    keyed = flow.source(read.producer(), name="in").key_by(lambda value: value[0], name="by", on_error=policy)
+    keyed.map(work, name="work").sink(write.stream("out"), name="out")
+    return flow
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 5), (5, 1), (2, 3)])
+def test_a_held_key_goes_on_in_order_at_the_partition_that_serves_it_now(make: Make, before: int, after: int) -> None:
+    broken.clear()
+    broken.update(f"{letter}1" for letter in "abcdefgh")
+    job = make(fragile(hold_key()), partitions=before)
+    job.assign()
+    letters = LetterStore(job._scripts, job.jobs.read("j"))  # it knows the plan of before
+    job.send([f"{letter}{number}" for number in (1, 2) for letter in "abcdefgh"])
+    job.run_until_idle()
+    job.send([f"{letter}3" for letter in "abcdefgh"])
+    job.slice("w0", (0, 0))
+    job.begin_rescale(1, after)
+    job.switch()
+    job.send([f"{letter}4" for letter in "abcdefgh"])
+    broken.clear()
+    for letter in list(letters.read())[:4]:
+        letters.replay(letter)
+    job.assign("w0", job.homeless())
+    job.run_until_idle()
+    assert job.settle()
+    job.send([f"{letter}5" for letter in "abcdefgh"])
+    job.run_until_idle()
+    for letter in list(letters.read()):
+        letters.replay(letter)
+    job.run_until_idle()
+
+    assert job.by_key() == {letter: [f"{letter}{number}" for number in range(1, 6)] for letter in "abcdefgh"}
+    assert job.jobs.facts("j").held == 0
+    job.run_to_the_end()
+
+
+def test_a_dead_letter_is_put_back_where_its_key_is_served_now(make: Make) -> None:
+    broken.clear()
+    broken.update({"a1", "b1", "c1"})
+    job = make(fragile(dead_letter()), partitions=4)
+    job.assign()
+    letters = LetterStore(job._scripts, job.jobs.read("j"))
+    job.send(["a1", "b1", "c1"])
+    job.run_until_idle()
+    job.rescale(1, 1)
+    broken.clear()
+
+    for letter in list(letters.read()):
+        letters.replay(letter)
+    job.run_until_idle()
+
+    assert sorted(job.values()) == ["a1", "b1", "c1"]
+    assert job.facts((1, 0)).taken == 3
+    job.run_to_the_end()
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+def test_a_savepoint_of_a_rescaled_job_is_restored_with_any_number(
+    make: Make, redis_url: str, tmp_path: Path, others: int
+) -> None:
+    job = make(sequence_pipeline(2), partitions=2, limits=SMALL)
+    job.assign()
+    job.send(numbered(KEYS, 2))
+    job.rescale(1, 5)
+    job.send(numbered(KEYS, 2, 3))
+    job.rescale(2, 1)
+    job.send(numbered(KEYS, 2, 5))
+    serve_some(job, 1)
+    place = LocalPlace(tmp_path)
+    take_savepoint(job._scripts, job.jobs.read("j"), place, "s", stops=True)
+
+    with LocalJob(
+        redis_url, sequence_pipeline(2), partitions=others, job="k", savepoint=Savepoint(place, "s")
+    ) as restored:
+        restored.assign()
+        restored.send(numbered(KEYS, 2, 7))
+        restored.run_to_the_end()
+        assert restored.letters() == []
+        assert restored.state(2) == {("oracle", key): 8 for key in KEYS}
+    job.is_tampered = True
+
+
+def test_an_upstream_that_found_an_inbox_full_routes_anew(make: Make) -> None:
+    limits = Limits(step_records=5, inbox_records=10)
+    job = make(sequence_pipeline(), partitions=1, limits=limits)
+    job.assign()
+    for first in range(1, 9):
+        job.send(numbered(KEYS[:5], 1, first))
+        job.slice("w0", (0, 0))
+        if job.meta((0, 0)).get("ring") == "w":
+            break
+    assert job.meta((0, 0))["ring"] == "w"
+
+    job.rescale(1, 4)
+
+    job.run_to_the_end()
+    assert_sequence(job, KEYS[:5], first)
