@@ -17,15 +17,13 @@ def test_a_giver_tells_those_that_get_keys_of_it_and_a_receiver_waits_for_all_it
 ) -> None:
     change = layout(before, after)
 
+    old = [set(groups_of_partition(number, before)) for number in range(before)]
+    new = [set(groups_of_partition(number, after)) for number in range(after)]
     for giver in range(before):
-        mine = set(groups_of_partition(giver, before))
-        told = {other for other in range(after) if other != giver and mine & set(groups_of_partition(other, after))}
+        told = {other for other in range(after) if other != giver and old[giver] & new[other]}
         assert set(change.tells.get(giver, ())) == told
     for receiver in range(after):
-        mine = set(groups_of_partition(receiver, after))
-        givers = [
-            other for other in range(before) if other != receiver and mine & set(groups_of_partition(other, before))
-        ]
+        givers = [other for other in range(before) if other != receiver and new[receiver] & old[other]]
         assert change.givers.get(receiver, 0) == len(givers)
     assert list(change.fresh) == list(range(before, after))
     assert list(change.removed) == list(range(after, before))
