@@ -133,6 +133,10 @@ class Worker:
     def places(self) -> list[Place]:
         return sorted(self._owned)
 
+    def owner(self, place: Place) -> PartitionOwner | None:
+        """The owner object of a place that is owned."""
+        return self._owned.get(place)
+
     def close(self) -> None:
         """Ends the external programs and the sinks' connections. A slice after that starts them anew."""
         self._programs.close()
