@@ -70,7 +70,7 @@ class Site:
         _fill(self.client, megabytes)
         self.leadership = Leadership(self.scripts, "leader", "n")
         self.token = self.leadership.hold(JOB, 3600).token
-        self.placement = Placement(self.leadership, lambda: self.leadership.server, random.Random(1))
+        self.placement = Placement(self.scripts, self.leadership, lambda: self.leadership.server, random.Random(1))
         self.operations = OperationStore(self.scripts)
         self.workers = [Worker(Ownership(Scripts(self.client), JOB, name, "1-a"), plan, graph) for name in ("w0", "w1")]
         for worker in self.workers:

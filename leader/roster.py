@@ -59,8 +59,8 @@ def at_work(worker: WorkerFacts) -> frozenset[str]:
 
 
 def comes_back(worker: WorkerFacts) -> frozenset[str]:
-    """The partitions that it serves again by itself: it is at work there, or waits for a time."""
-    return at_work(worker) | frozenset(hand.partition for hand in hands(worker) if hand.why == "backoff")
+    """The partitions that it serves again by itself: it is at work there, waits for a time, or its stage is paused."""
+    return at_work(worker) | frozenset(hand.partition for hand in hands(worker) if hand.why in ("backoff", "paused"))
 
 
 def waiting(worker: WorkerFacts) -> frozenset[str]:

@@ -46,7 +46,7 @@ def make_round(
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
         cuts = Cuts(scripts)
-        placement = Placement(leadership, lambda: leadership.server, rng)
+        placement = Placement(scripts, leadership, lambda: leadership.server, rng)
         return Duties(
             working=(
                 restarts,

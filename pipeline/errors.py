@@ -152,6 +152,10 @@ class Busy(JobStateError):
     """Raised when a lifecycle operation, or a savepoint, of the job is under way: one at a time."""
 
 
+class NotQuiet(JobStateError):
+    """Raised when a job was to be ended with nothing in flight, and something is."""
+
+
 class UnknownSender(StoreError):
     """Raised when a sender was never registered, or is forgotten. It is never re-created silently."""
 

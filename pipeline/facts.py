@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.lifecycle import JobState
+from pipeline.lifecycle import WORKING, JobState
 from pipeline.operations import Operation, PastOperation
 from pipeline.plan import Plan
 from pipeline.positions import Position
@@ -59,11 +59,45 @@ class JobRecord:
     """While the job is filled from a savepoint: the name of that."""
     operations: tuple[PastOperation, ...] = ()
     """The newest lifecycle operations that have ended, oldest first."""
+    is_submitted: bool = False
+    """Whether its workers publish its results; else the run that has it does."""
+    still: dict[str, int] = field(default_factory=dict)
+    """Stage -> since when it is paused."""
 
     @property
     def run(self) -> str:
         """Tells jobs of the same id, and generations of one job, apart."""
         return f"{self.made_at_ms}.{self.generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A move that the leader wants: from the owner with `token` to (worker, incarnation), and why.
+
+    asked_ms: when the owner was asked to give it away, by the job's clock; 0 while that is only planned.
+    """
+
+    token: str
+    worker: str
+    incarnation: str
+    asked_ms: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A partition, as `stage.partition`, has got another owner at a time in server milliseconds.
+
+    how: "collected" by the owner before, or "forced". pause_ms: for how long nobody has worked on it.
+    """
+
+    at_ms: int
+    partition: str
+    before: str
+    owner: str
+    why: str
+    how: str
+    pause_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +136,8 @@ class PartitionFacts:
     head: int = 0
     """Records that were ever appended."""
     is_switching: bool = False
+    aim: Aim | None = None
+    """Where it is to move; None also for what was meant for an owner before this one."""
 
     @property
     def name(self) -> str:
@@ -124,6 +160,12 @@ class WorkerFacts:
     report: dict[str, Any]
     is_leaving: bool = False
     """Its agent ends it as soon as it owns nothing."""
+
+    @property
+    def node(self) -> str:
+        """The node that it runs on, as far as it says so."""
+        node = self.report.get("node")
+        return node if isinstance(node, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +238,8 @@ class JobFacts:
     """Grows with each change of leaders."""
     operation: Operation | None = None
     """The lifecycle operation under way."""
+    drained: frozenset[str] = frozenset()
+    """Nodes whose workers are to own nothing."""
 
     @property
     def held(self) -> int:
@@ -215,9 +259,17 @@ def waiting_sources(record: JobRecord) -> dict[str, str]:
     return record.waits | paused
 
 
+def still_stages(record: JobRecord) -> dict[str, str]:
+    """Stage -> what its partitions wait for, where it was paused and the job works."""
+    if record.state not in WORKING:
+        return {}
+    return {stage: f"paused; `celeriac unpause {record.job} --stage {stage}` lets it go on" for stage in record.still}
+
+
 def waiting_for(facts: JobFacts) -> frozenset[str]:
     """What partitions wait for with a back-off, in the words of their workers, and what sources wait for."""
     found = {f"source {source}: {why}" for source, why in waiting_sources(facts.record).items()}
+    found |= {f"stage {stage}: {why}" for stage, why in still_stages(facts.record).items()}
     for worker in facts.workers:
         hands = worker.report.get("hand")
         for hand in hands.values() if isinstance(hands, dict) else ():

@@ -29,6 +29,8 @@ class Limits(msgspec.Struct, frozen=True):
         are held behind them; looked at four times a second, so a few more may be there by then.
     switch_records: a rescale waits until no inbox of its stage holds more; those that get keys then wait for these.
     savepoint_bytes: a savepoint is given up when commits had to keep more than this for it while it was written.
+    moves_at_once: so many partitions are moved at a time, away from workers that live.
+    collect_seconds: a worker that does not give a partition away within this loses it, unless user code holds it up.
     """
 
     inbox_records: Number = 50_000
@@ -48,3 +50,5 @@ class Limits(msgspec.Struct, frozen=True):
     dead_letter_bytes: Number = 64 << 20
     savepoint_bytes: Number = 512 << 20
     switch_records: Number = 32_000
+    moves_at_once: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 4
+    collect_seconds: Seconds = 1.0

@@ -46,7 +46,7 @@ class Agent:
     """Keeps the processes of its specs running.
 
     `start`, `run_once`, `run` and `stop` belong to one thread, which must outlive the children: Linux ties
-    them to the thread that started them. `add`, `retire` and `children` may be called by any thread.
+    them to the thread that started them. `add`, `replace`, `retire` and `children` may be called by any thread.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Agent:
         self._lock = threading.Lock()
         self._children: dict[str, Child] = {}
         self._to_retire: list[tuple[str, float]] = []
+        self._to_replace: list[tuple[ChildSpec, float]] = []
         self._listen_at = 0.0
         for spec in specs:
             self.add(spec)
@@ -90,6 +91,13 @@ class Agent:
                 raise PipelineError(f"the agent has no child named {name}", hint="see children() for the names")
             self._to_retire.append((name, deadline_seconds))
 
+    def replace(self, spec: ChildSpec, deadline_seconds: float) -> None:
+        """Have the next round end the living child of that name, and start it anew as the spec says."""
+        with self._lock:
+            if spec.name not in self._children:
+                raise PipelineError(f"the agent has no child named {spec.name}", hint="see children() for the names")
+            self._to_replace.append((spec, deadline_seconds))
+
     def children(self) -> tuple[ChildStatus, ...]:
         """All children as they are now, also those that are done."""
         return tuple(child.status() for child in self._all())
@@ -104,6 +112,7 @@ class Agent:
 
     def run_once(self, now: float) -> AgentCounts:
         """One round: bury the dead, end the overdue, start what is due, look after cut-off workers."""
+        self._replace_asked(now)
         self._retire_asked(now)
         counts = AgentCounts()
         for child in self._all():
@@ -274,6 +283,18 @@ class Agent:
             child.is_retired = True
             if child.state is ChildState.WAITING:
                 child.state = ChildState.DONE
+            child.ask_to_end(now + deadline_seconds)
+
+    def _replace_asked(self, now: float) -> None:
+        with self._lock:
+            asked = [(self._children[spec.name], spec, seconds) for spec, seconds in self._to_replace]
+            self._to_replace.clear()
+        for child, spec, deadline_seconds in asked:
+            if child.state is ChildState.DONE or child.is_retired:
+                continue
+            child.spec = replace(spec, earlier=child.spec.earlier)  # its starts are counted on
+            child.quick_deaths = 0
+            child.due_at = now
             child.ask_to_end(now + deadline_seconds)
 
     def _seconds_to_next(self) -> float:

@@ -5,6 +5,7 @@ Only the solo pool may serve our queues: ownership lives in one process and one 
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -22,7 +23,9 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
 from pipeline.store.returning import await_server
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
 from pipeline.tickets import TASK, celery_settings
+from pipeline.versions import check_code
 from stages.owning import Owning
 from stages.serving import serve
 from stages.worker import Worker
@@ -39,6 +42,8 @@ class WorkerSettings:
     pipeline: str
     pool: str = ""
     """The pool whose size an agent changes; nothing for a worker that runs by itself."""
+    node: str = ""
+    """The node that it runs on."""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> WorkerSettings:
@@ -57,6 +62,7 @@ class WorkerSettings:
             environment.get("CELERIAC_INCARNATION", "1-manual"),
             pipeline,
             environment.get("CELERIAC_POOL", ""),
+            environment.get("CELERIAC_NODE") or socket.gethostname(),
         )
 
 
@@ -66,13 +72,15 @@ def make_app(settings: WorkerSettings) -> Celery:
     Raises PipelineError, also when the file is not the one that was submitted; EnvironmentFault when an external
     program is not on this machine; StoreError.
     """
-    plan = JobStore(Scripts(connect(settings.redis_url))).read(settings.job).plan
+    scripts = Scripts(connect(settings.redis_url))
+    plan = JobStore(scripts).read(settings.job).plan
     graph = load_graph(settings.pipeline)
     if fingerprint(graph) != plan.fingerprint:
         raise PipelineError(
             f"{settings.pipeline} is not the pipeline that job {settings.job!r} was started with",
             hint="run it under a new job id",
         )
+    code = check_code(VersionStore(scripts).rollout(settings.job), settings.worker, settings.pipeline)
     find_programs(graph.nodes)
 
     def ownership() -> Ownership:
@@ -92,6 +100,8 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
     app.celeriac_pool = settings.pool
+    app.celeriac_node = settings.node
+    app.celeriac_code = code
     app.celeriac_pulse_ownership = ownership()
     return app
 

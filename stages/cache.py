@@ -33,11 +33,22 @@ class StateCache:
         self._sizes: dict[tuple[str, Any], int] = {}
         self._old_sizes: dict[tuple[str, Any], int] = {}
         self._bytes = 0
+        self._old_bytes = 0
 
     @property
     def young_bytes(self) -> int:
         """Estimated size of the young generation; the old one was no larger than this may become."""
         return self._bytes
+
+    @property
+    def keys(self) -> int:
+        """How many values it holds: one for each key and operator."""
+        return len(self._sizes) + len(self._old_sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated size of both generations."""
+        return self._bytes + self._old_bytes
 
     def prepare(self, keys: set[Any], load: Loader) -> None:
         """Makes `state` hold everything that is known of these keys."""
@@ -52,7 +63,9 @@ class StateCache:
             for key in [key for key in keys if key not in young]:
                 if key in old:
                     young[key] = old.pop(key)
-                    self._count(operator, key, self._old_sizes.pop((operator, key), 0))
+                    size = self._old_sizes.pop((operator, key), 0)
+                    self._old_bytes -= size
+                    self._count(operator, key, size)
                 else:
                     missing.add(key)
         if missing:
@@ -82,7 +95,7 @@ class StateCache:
                     self.note_size(operator, key, len(data))
 
     def _age(self) -> None:
-        self._old, self._old_sizes = self.state, self._sizes
+        self._old, self._old_sizes, self._old_bytes = self.state, self._sizes, self._bytes
         self.state = {operator: {} for operator in self._operators}
         self._sizes = {}
         self._bytes = 0

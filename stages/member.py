@@ -1,8 +1,9 @@
-"""`python -m stages.member`: one worker for a job, as a long-lived service that waits until the job works, and again
-when it has ended.
+"""`python -m stages.member`: a node of one or more workers for a job, as a long-lived service that waits until the job
+works, and again when it has ended; or, for `celeriac worker`, only until then.
 
-It starts no leader and feeds no source: `celeriac run` elsewhere registers the job, reads its input and publishes its
-results. What it serves comes by the environment, for the address may hold a password.
+It starts no leader and feeds no source. `celeriac run` elsewhere registers the job, reads its input and publishes its
+results; or `celeriac submit` has registered it, and then the members publish. What it serves comes by the environment,
+for the address may hold a password.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ from pipeline.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from pipeline.lifecycle import WORKING
+from pipeline.lifecycle import WORKING, JobState
+from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
+from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.publishing import ResultPublisher
+from stages.rolling import Rolling
 from stages.supervision import WORKER, ChildSpec
 
 LOOK_SECONDS: Final = 0.5
@@ -48,6 +54,7 @@ _FOREIGN_SECONDS: Final = 10.0
 """Between two looks at a job of which Redis holds what cannot be read: only a hand can mend that."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+_MOST_PROCESSES: Final = 1000
 _NOT_STARTED: Final = 3
 _OUTPUT: Final = Path("/dev/stdout")  # the worker's log is the service's own output, where its engine expects it
 
@@ -56,12 +63,23 @@ _log = logging.getLogger("stages.member")  # its own name is __main__ when it ru
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """Which job to serve under which worker name; `target` is the pipeline's file, as for `celeriac run`."""
+    """Which job to serve under which names; `target` is the pipeline's file, as for `celeriac run`."""
 
     redis_url: str = field(repr=False)
     job: str
     target: str
     worker: str
+    node: str = ""
+    processes: int = 1
+    """With more than one, workers are called after the node."""
+    is_once: bool = False
+    """It ends with the job, instead of waiting until that works again."""
+
+    @property
+    def workers(self) -> list[str]:
+        if self.worker:
+            return [self.worker]
+        return [f"{self.node}.w{number}" for number in range(self.processes)]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
@@ -70,13 +88,19 @@ class MemberSettings:
         missing = [name for name in names if not environment.get(name)]
         if missing:
             raise EnvironmentFault(f"{', '.join(missing)} is not set", hint="docs/compose.md lists the variables")
-        worker = environment.get("CELERIAC_WORKER") or socket.gethostname()
-        if not _NAME.match(worker):
+        processes = _count(environment.get("CELERIAC_PROCESSES") or "1")
+        is_once = environment.get("CELERIAC_ONCE") == "1"
+        node = environment.get("CELERIAC_NODE") or environment.get("CELERIAC_WORKER") or socket.gethostname()
+        is_named = "CELERIAC_PROCESSES" not in environment
+        worker = (environment.get("CELERIAC_WORKER") or socket.gethostname()) if is_named else ""
+        if worker and not _NAME.match(worker):
             raise EnvironmentFault(
                 f"CELERIAC_WORKER is no name: {worker!r}", hint="use letters, digits, '-', '_' and '.', at most 100"
             )
+        if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
+            raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
         url, job, target = (environment[name] for name in names)
-        return cls(url, job, target, worker)
+        return cls(url, job, target, worker, node, processes, is_once)
 
 
 class JobWatch:
@@ -87,11 +111,14 @@ class JobWatch:
         self._job = job
         self._works = False
         self._told = ""
+        self.is_publishing = False
+        """Whether the last look has found it so."""
 
     def works(self) -> bool:
         """Raises StoreError, but not when Redis is away or the job's hash holds what we have not written."""
         try:
-            self._works = self._store.state(self._job) in WORKING
+            state = self._store.state(self._job)
+            self._works, self.is_publishing = state in WORKING, state is JobState.PUBLISHING
         except UnknownJob:
             if self._works:
                 gone = unknown_job(self._job)
@@ -116,58 +143,123 @@ class JobWatch:
 
 
 def run_member(settings: MemberSettings, stop: threading.Event) -> None:
-    """Serves the job whenever it works, until `stop`. Raises StoreError, EnvironmentFault."""
+    """Serves the job whenever it works, until `stop`, or until it is to leave. Raises StoreError, EnvironmentFault."""
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
-    _log.info("worker=%s waits for job=%s", settings.worker, settings.job)
+    publisher = ResultPublisher(JobStore(_scripts(settings)), JobStore(_scripts(settings)), settings.job)
+    _log.info("node=%s workers=%s waits for job=%s", settings.node, " ".join(settings.workers), settings.job)
+    has_served = False
     while not stop.is_set():
         if watch.works():
-            _serve(settings, watch, link, stop)
+            has_served = True
+            if _serve(settings, watch, link, stop):
+                return
+        elif not (watch.is_publishing and _publish(publisher)) and settings.is_once and has_served:
+            return
         stop.wait(LOOK_SECONDS)
 
 
-def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> None:
-    """Keeps a worker running until the job works no more. The agent belongs to this thread, the watch to another."""
+def _publish(publisher: ResultPublisher) -> bool:
+    """True while members have something to publish; False also when that cannot be said."""
     try:
-        agent = Agent([worker_spec(settings, link.incarnations().get(settings.worker, 0))], link)
+        if not publisher.is_due():
+            return False
+        publisher.run_once()
+    except (StoreError, DecodingError) as error:
+        _log.warning("job=%s is not published yet: %s", publisher.job, error)
+        return False
+    return True
+
+
+def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> bool:
+    """Keeps workers running until the job works no more, or the node is to leave: then True.
+
+    The agent belongs to this thread, the watch to another.
+    """
+    try:
+        rollout, earlier = link.rollout(), link.incarnations()
+        specs = [
+            worker_spec(settings, name, earlier.get(name, 0), wanted_for(rollout, name)) for name in settings.workers
+        ]
+        agent = Agent(specs, link)
     except (StoreUnavailable, UnknownJob):
-        return  # it is tried again at the next look
+        return False  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
         _log.error("job=%s cannot be served: %s", settings.job, error)
         stop.wait(_FOREIGN_SECONDS)
-        return
+        return False
     over = threading.Event()
-    watcher = threading.Thread(target=_until_over, args=(watch, stop, over), name="watch")
+    leaving = Leaving(_scripts(settings), settings)
+    rolling = Rolling(
+        agent,
+        AgentLink(_scripts(settings), settings.job),
+        lambda name, wanted: worker_spec(settings, name, 0, wanted),
+    )
+    threads = [
+        threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch"),
+        threading.Thread(target=rolling.run, args=(over,), name="rolling"),
+    ]
     try:
         agent.start()
-        watcher.start()
+        for thread in threads:
+            thread.start()
         agent.run(over)
     finally:
         over.set()
         killed = agent.stop(STOP_SECONDS)
-        if watcher.ident is not None:
-            watcher.join()
-    _log.info("worker=%s has left job=%s%s", settings.worker, settings.job, " (killed)" if killed else "")
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    _log.info("node=%s has left job=%s%s", settings.node, settings.job, " (killed)" if killed else "")
+    return leaving.is_due
 
 
-def _until_over(watch: JobWatch, stop: threading.Event, over: threading.Event) -> None:
+def _until_over(watch: JobWatch, leaving: Leaving, stop: threading.Event, over: threading.Event) -> None:
     try:
-        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works():
+        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works() and not leaving.look():
             pass
     finally:
         over.set()
 
 
-def worker_spec(settings: MemberSettings, earlier: int) -> ChildSpec:
-    """The worker's process. No module of the current folder may shadow ours."""
+class Leaving:
+    """Says when the node was drained to be stopped, and its workers own nothing any more."""
+
+    def __init__(self, scripts: Scripts, settings: MemberSettings) -> None:
+        self._moving = MovingStore(scripts, settings.job)
+        self._jobs = JobStore(scripts)
+        self._settings = settings
+        self.is_due = False
+
+    def look(self) -> bool:
+        """False also when Redis is away."""
+        try:
+            if self._moving.is_to_stop(self._settings.node):
+                facts = self._jobs.facts(self._settings.job)
+                self.is_due = not owned_by(facts, self._settings.node)
+        except (StoreError, DecodingError) as error:
+            _log.warning("job=%s: whether the node is to leave cannot be read: %s", self._settings.job, error)
+        return self.is_due
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_PROCESSES:
+        raise EnvironmentFault(f"CELERIAC_PROCESSES is no number of workers: {text!r}", hint="give 1 to 1000")
+    return int(text)
+
+
+def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wanted | None = None) -> ChildSpec:
+    """A worker's process. No module of the current folder may shadow ours."""
     variables = {
         "CELERIAC_REDIS": settings.redis_url,
         "CELERIAC_JOB": settings.job,
-        "CELERIAC_PIPELINE": settings.target,
-        "CELERIAC_WORKER": settings.worker,
+        "CELERIAC_PIPELINE": (wanted.target if wanted else "") or settings.target,
+        "CELERIAC_WORKER": name,
+        "CELERIAC_NODE": settings.node,
     }
     argv = (sys.executable, "-P", "-m", "stages.main")
-    return ChildSpec(settings.worker, argv, variables, WORKER, True, _OUTPUT, earlier)
+    version = wanted.encode() if wanted else ""
+    return ChildSpec(name, argv, variables, WORKER, True, _OUTPUT, earlier, version)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:

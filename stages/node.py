@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,9 @@ from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
+from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.rolling import Rolling
 from stages.sizing import Sizing
 from stages.supervision import WORKER, ChildSpec, ChildState, ChildStatus
 
@@ -71,11 +73,14 @@ def main() -> int:
 def run_node(settings: NodeSettings, stop: threading.Event) -> int:
     """Starts the children and looks after them until `stop`. Raises EnvironmentFault when one cannot be started."""
     link = AgentLink(_scripts(settings), settings.job)
-    agent = Agent(child_specs(settings, earlier_incarnations(link, stop)), link)
+    wanted = wanted_versions(link, stop)
+    agent = Agent(child_specs(settings, earlier_incarnations(link, stop), wanted), link)
     watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
     threads = [threading.Thread(target=watch.run, args=(stop,), name="watch")]
+    rolling = Rolling(agent, AgentLink(_scripts(settings), settings.job), partial(named_spec, settings), wanted)
+    threads.append(threading.Thread(target=rolling.run, args=(stop,), name="rolling"))
     if settings.is_scaled:
-        sizing = Sizing(agent, AgentLink(_scripts(settings), settings.job), partial(worker_spec, settings))
+        sizing = Sizing(agent, AgentLink(_scripts(settings), settings.job), partial(_next_spec, settings, rolling))
         threads.append(threading.Thread(target=sizing.run, args=(stop,), name="sizing"))
     try:
         agent.start()
@@ -106,13 +111,30 @@ def earlier_incarnations(link: AgentLink, stop: threading.Event) -> dict[str, in
     return {}
 
 
-def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProxyType({})) -> list[ChildSpec]:
+def wanted_versions(link: AgentLink, stop: threading.Event) -> dict[str, Wanted]:
+    """As `earlier_incarnations`, what each worker is to run."""
+    while not stop.is_set():
+        try:
+            return link.rollout()
+        except StoreUnavailable:
+            stop.wait(WATCH_SECONDS)
+    return {}
+
+
+def child_specs(
+    settings: NodeSettings,
+    earlier: Mapping[str, int] = MappingProxyType({}),
+    rollout: Mapping[str, Wanted] = MappingProxyType({}),
+) -> list[ChildSpec]:
     """Leader first, so that assignments are there when workers come; then workers, then feeders."""
     common, logs = _common(settings), Path(settings.logs)
     # One name for all incarnations, so that each finds the queue of the one before.
     leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
-    specs = [ChildSpec("leader", (*_PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")]
-    specs += [worker_spec(settings, number, earlier) for number in range(settings.workers)]
+    leader = ChildSpec("leader", (*_PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")
+    specs = [leader] if settings.workers else []  # one without workers feeds a job that others lead
+    for number in range(settings.workers):
+        spec = worker_spec(settings, number, earlier)
+        specs.append(_as_wanted(spec, wanted_for(dict(rollout), spec.name)))
     for number, source in enumerate(settings.sources):
         name = f"source {source}"
         env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
@@ -124,9 +146,31 @@ def child_specs(settings: NodeSettings, earlier: Mapping[str, int] = MappingProx
 def worker_spec(settings: NodeSettings, number: int, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
     """The worker of that number. `earlier`: as from `earlier_incarnations`."""
     name = f"w{number}"
-    env = {**_common(settings), "CELERIAC_WORKER": name, "CELERIAC_POOL": POOL if settings.is_scaled else ""}
+    env = {
+        **_common(settings),
+        "CELERIAC_WORKER": name,
+        "CELERIAC_NODE": settings.node,
+        "CELERIAC_POOL": POOL if settings.is_scaled else "",
+    }
     log = Path(settings.logs) / f"{name}.log"
     return ChildSpec(name, (*_PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
+
+
+def named_spec(settings: NodeSettings, name: str, wanted: Wanted | None) -> ChildSpec:
+    """The worker of that name, with the version that is wanted of it."""
+    return _as_wanted(worker_spec(settings, int(name.removeprefix("w"))), wanted)
+
+
+def _next_spec(settings: NodeSettings, rolling: Rolling, number: int, earlier: Mapping[str, int]) -> ChildSpec:
+    spec = worker_spec(settings, number, earlier)
+    return _as_wanted(spec, wanted_for(rolling.known, spec.name))
+
+
+def _as_wanted(spec: ChildSpec, wanted: Wanted | None) -> ChildSpec:
+    if wanted is None:
+        return spec
+    target = wanted.target or spec.env["CELERIAC_PIPELINE"]
+    return replace(spec, env={**spec.env, "CELERIAC_PIPELINE": target}, version=wanted.encode())
 
 
 def _common(settings: NodeSettings) -> dict[str, str]:
@@ -179,8 +223,10 @@ class ChildWatch:
         """True when the job was made to fail. Raises StoreError."""
         for child in self.children():
             is_suspect = child.role == WORKER and child.is_crash_looping
+            # One that cannot run another version is for the upgrade to bring back.
+            is_known = is_suspect and (bool(child.version) or self._is_heard(child.name, now))
             is_endless = child.name.removeprefix("source ") in self.settings.endless
-            reason = hopeless(child, is_suspect and self._is_heard(child.name, now), is_endless)
+            reason = hopeless(child, is_known, is_endless)
             if reason:
                 words = last_words(self._log(child))
                 self.store.transition(self.settings.job, JobState.FAILED, f"{reason}; it said: {words}")

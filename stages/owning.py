@@ -14,6 +14,8 @@ from celery import bootsteps
 
 from pipeline.errors import StoreError
 from pipeline.store import keys
+from stages.bell import Bell
+from stages.busy import Shares
 from stages.pulse import Pulse
 from stages.serving import StuckGuard, serve
 from stages.worker import Place, Worker
@@ -41,6 +43,10 @@ class Owning(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._worker: Worker = parent.app.celeriac_worker
         self._pool: str = parent.app.celeriac_pool
+        self._node: str = parent.app.celeriac_node
+        self._shares = Shares()
+        self._bell = Bell()
+        self._code: str = parent.app.celeriac_code
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
@@ -49,7 +55,8 @@ class Owning(bootsteps.StartStopStep):
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called at each connect, behind `start`, on the hub's thread."""
         self._is_consuming = True
-        self._wake = lambda: hub.call_soon(self._look, parent, hub)
+        self._bell.hang(hub, lambda: self._look(parent, hub))
+        self._wake = self._bell.ring
         self._worker.on_pause = lambda seconds: hub.call_later(seconds + _PAUSE_MARGIN_SECONDS, self._look, parent, hub)
         for seconds in self._worker.pauses():
             self._worker.on_pause(seconds)
@@ -80,7 +87,12 @@ class Owning(bootsteps.StartStopStep):
     def _report(self) -> dict[str, Any]:
         now = monotonic()
         told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool}
-        return {**self._worker.hand.report(now), "busy": self._worker.busy.report(now), **told}
+        told |= {"node": self._node, "code": self._code}
+        self._shares.note(now, self._worker.busy.places(now))
+        held = self._worker.holdings()
+        parts = {f"{s}.{p}": [*held[s, p], self._shares.of((s, p))] for s, p in held}
+        load = {"busy": self._worker.busy.report(now), "share": self._shares.total(), "parts": parts}
+        return {**self._worker.hand.report(now), **load, **told}
 
     def _look(self, consumer: Any, hub: Any) -> None:
         if not self._is_consuming:

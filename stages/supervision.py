@@ -41,6 +41,7 @@ class ChildSpec:
 
     With `restart` it is started again however it ends; without, only when it ends with another code than 0.
     `earlier` is how many incarnations there were before this agent: of two with one name the higher number stays.
+    `version` is the one of the pipeline that was wanted of it, as `Wanted.encode` says it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ChildSpec:
     restart: bool
     log: Path
     earlier: int = 0
+    version: str = ""
 
 
 class AgentStore(Protocol):
@@ -98,6 +100,7 @@ class ChildStatus:
     deaths: int
     exit_code: int | None
     is_crash_looping: bool
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +261,7 @@ class Child:
             self.deaths,
             self.exit_code,
             self.quick_deaths >= CRASH_LOOP_DEATHS,
+            self.spec.version,
         )
 
     def log_tail(self, lines: int = 20) -> str:

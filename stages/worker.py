@@ -25,6 +25,7 @@ from pipeline.store.foreign import foreign_key
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Acquired, Assigned, Ownership
+from pipeline.tickets import ticket
 from stages.busy import Busy
 from stages.commits_seen import CommitsSeen
 from stages.context import StageContext
@@ -127,6 +128,10 @@ class Worker:
         self._paused: dict[Place, float] = {}
         # Places with an open file that becomes a part by itself, and when.
         self._rotations: dict[Place, float] = {}
+        # When the last slice there ended, by the clock.
+        self._rested: dict[Place, float] = {}
+        # Stages that are paused by command. Their places keep their ring flags, and are served when that is over.
+        self._still: frozenset[int] = frozenset()
         self.on_pause: Callable[[float], None] = _nobody_waits
 
     @property
@@ -136,6 +141,10 @@ class Worker:
     def owner(self, place: Place) -> PartitionOwner | None:
         """The owner object of a place that is owned."""
         return self._owned.get(place)
+
+    def holdings(self) -> dict[Place, tuple[int, int]]:
+        """Each owned partition with the keys and the bytes that its cache holds. For any thread."""
+        return {place: (owner.cache.keys, owner.cache.size_bytes) for place, owner in list(self._owned.items())}
 
     def close(self) -> None:
         """Ends the external programs and the sinks' connections. A slice after that starts them anew."""
@@ -148,10 +157,14 @@ class Worker:
         These are new, or their last slice was cut off, or their back-off is over. A partition of which Redis holds
         what we have not written fails the job. Raises StoreError.
         """
-        rows = {(row.stage, row.partition): row for row in self.ownership.assigned()}
+        mine, asked = self.ownership.table()
+        rows = {(row.stage, row.partition): row for row in mine}
         for place, owner in list(self._owned.items()):
             if rows.get(place) != owner.row:
                 self._drop(place)
+            elif asked.get(f"{place[0]}.{place[1]}") == owner.row.token and self._gives(place, owner):
+                del rows[place]
+        self._look_at_pauses()
         for place, row in rows.items():
             if place not in self._owned:
                 try:
@@ -167,6 +180,37 @@ class Worker:
                 del self._rotations[place]
                 self._rotate(place)
         return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
+
+    def _gives(self, place: Place, owner: PartitionOwner) -> bool:
+        """Whether the partition was given to the worker that the leader means. Not in the middle of a slice there.
+
+        Raises StoreError: the next look tells whose it is.
+        """
+        if place in self.hand.at and self.hand.at[place][2] in _AT_WORK:
+            self.on_pause(0.0)
+            return False
+        rested_ms = int(1000 * (self._clock() - self._rested[place])) if place in self._rested else 0
+        next_ticket = ticket(self.ownership.job, *place, owner.row.term + 1)
+        if not self.ownership.give_away(owner.row, next_ticket, rested_ms):
+            return False
+        logger.info("given away as asked: %s token=%s", self._named(place), owner.row.token)
+        self._drop(place)
+        return True
+
+    def _look_at_pauses(self) -> None:
+        still = self.ownership.still_stages()
+        self._still = frozenset(stage.index for stage in self.plan.stages if stage.name in still)
+        for place, (_, _, why) in list(self.hand.at.items()):
+            if why == "paused" and place[0] not in self._still:
+                self.hand.at.pop(place)
+                self._unserved.add(place)
+
+    def _stand_still(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+        """The ticket is used up: the place is served when its stage goes on."""
+        self._unserved.discard(place)
+        self._resume(place)
+        self.hand.at[place] = (str(owner.position), self._clock(), "paused")
+        return SliceEnd.BACKOFF
 
     def pauses(self) -> list[float]:
         """In how many seconds `look` must be called again, for each place that waits for a time."""
@@ -227,6 +271,8 @@ class Worker:
             owner = self._fresh(place)
             if owner is None:
                 return None
+            if stage in self._still:
+                return self._stand_still(place, owner)
             return self._run(place, owner, deadline, is_again)
         except ForeignData as error:
             return self._fail(place, error)
@@ -241,13 +287,14 @@ class Worker:
         self.hand.at[place] = (str(owner.position), self._clock(), "running")
         is_known = False
         try:
-            with self.busy.at(place[0]):
+            with self.busy.at(*place):
                 end = owner.run_slice(deadline)
             is_known = True
         finally:
             if not is_known:
                 self._stale.add(place)
             self.hand.at.pop(place, None)
+            self._rested[place] = self._clock()
         if end is not SliceEnd.BACKOFF:
             self._resume(place)
         match end:

@@ -13,6 +13,7 @@ import redis
 from hypothesis import settings
 
 from pipeline.embedded.redis import EmbeddedRedis
+from tests.e2e.chaos import Site
 from tests.postgres import PostgresServer
 from tests.strangers import strangers
 
@@ -69,3 +70,11 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/test.db"
     return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """The folder and the processes of one story, cleared away when it fails."""
+    site = Site(tmp_path)
+    yield site
+    site.close()

@@ -266,6 +266,19 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         limits=_SMALL,
     ),
     Scenario(
+        "move of a partition to a worker that joins",
+        numbers,
+        lambda: (
+            Submitter(),
+            Source([sequence("ab", 5)], by=2),
+            Leader(),
+            Worker("w0"),
+            Worker("w1", joins=3),
+        ),
+        partitions=1,
+        limits=_SMALL,
+    ),
+    Scenario(
         "change of leaders",
         numbers,
         lambda: (

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from typing import assert_never
 
-from leader.duties.moves import Move, Why, decide
+from leader.duties.moves import PLANNED, How, Move, Why, decide
 from leader.duties.outlook import Outlook
 from leader.roster import Hand, Identity, identity, is_live, stuck_hands
 from pipeline.facts import JobFacts
 from pipeline.store.leadership import Leadership
+from pipeline.store.moving import MovingStore
+from pipeline.store.scripts import Scripts
 from pipeline.tickets import ticket
 
 logger = logging.getLogger(__name__)
 
-_EXPECTED = frozenset({Why.FIRST, Why.LEVELLED, Why.LEAVING, Why.NEW_SERVER})
+_EXPECTED = PLANNED | {Why.FIRST, Why.NEW_SERVER}
+
+
+_COUNTED = {How.ASSIGN: "assigned", How.PLAN: "planned", How.ASK: "asked", How.STAY: "withdrawn"}
+_TOLD = {How.ASSIGN: "assigned", How.PLAN: "are to move", How.ASK: "asked for", How.STAY: "stay after all"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,8 @@ class Placement:
 
     name = "placement"
 
-    def __init__(self, leadership: Leadership, run_id: Callable[[], str], rng: random.Random) -> None:
+    def __init__(self, scripts: Scripts, leadership: Leadership, run_id: Callable[[], str], rng: random.Random) -> None:
+        self._scripts = scripts
         self._leadership = leadership
         self._run_id = run_id
         self._rng = rng
@@ -61,19 +70,36 @@ class Placement:
         moves = decide(facts, run_id, self._outlook)
         done = [move for move in moves if self._apply(facts.record.job, token, move)]
         _tell_moves(facts.record.job, done)
-        return {"assigned": len(done)} if done else {}
+        counts = Counter(_COUNTED[move.how] for move in done)
+        return dict(counts)
 
     def _apply(self, job: str, token: str, move: Move) -> bool:
-        return self._leadership.assign(
-            job,
-            token,
-            move.place,
-            (move.worker, move.incarnation),
-            move.term,
-            f"{self._rng.getrandbits(64):016x}",
-            ticket(job, *move.place, move.term),
-            move.is_unclean,
-        )
+        """False when the partition has another owner by now, or the job has ended."""
+        moving = MovingStore(self._scripts, job)
+        match move.how:
+            case How.ASSIGN:
+                return self._leadership.assign(
+                    job,
+                    token,
+                    move.place,
+                    (move.worker, move.incarnation),
+                    move.term,
+                    self._nonce(),
+                    ticket(job, *move.place, move.term),
+                    move.is_unclean,
+                    move.why.value,
+                    move.still_ms,
+                )
+            case How.PLAN | How.ASK:
+                aim = (move.worker, move.incarnation, self._nonce(), move.why.value)
+                return moving.want(token, move.place, move.owner, "ask" if move.how is How.ASK else "plan", aim)
+            case How.STAY:
+                return moving.withdraw(token, move.place, move.owner)
+            case _:
+                assert_never(move.how)
+
+    def _nonce(self) -> str:
+        return f"{self._rng.getrandbits(64):016x}"
 
     def _tell_stuck(self, facts: JobFacts) -> None:
         found = {(stuck.worker, stuck.hand.partition, stuck.hand.position): stuck for stuck in stuck_workers(facts)}
@@ -94,11 +120,13 @@ class Placement:
 
 
 def _tell_moves(job: str, moves: list[Move]) -> None:
-    def group(move: Move) -> tuple[str, str]:
-        return move.why.value, move.worker
+    def group(move: Move) -> tuple[str, str, str]:
+        return move.how.value, move.why.value, move.worker
 
-    for (why, worker), members in groupby(sorted(moves, key=group), key=group):
+    for (how, why, worker), members in groupby(sorted(moves, key=group), key=group):
         same = list(members)
         level = logging.INFO if same[0].why in _EXPECTED else logging.WARNING
         places = " ".join(f"{move.place[0]}.{move.place[1]}" for move in same)
-        logger.log(level, "partitions assigned, %s: job=%s worker=%s partitions=%s", why, job, worker, places)
+        logger.log(
+            level, "partitions %s, %s: job=%s worker=%s partitions=%s", _TOLD[How(how)], why, job, worker, places
+        )

@@ -16,6 +16,8 @@ from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.joining import NODE, worker
+from pipeline.cli.nodecommands import moves, node
 from pipeline.cli.openings import Beginning
 from pipeline.cli.options import DEBUG as _DEBUG
 from pipeline.cli.options import JOB as _JOB
@@ -31,7 +33,10 @@ from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.savepoints import savepoint
 from pipeline.cli.screen import Screen
 from pipeline.cli.state import state
+from pipeline.cli.submitting import feed, submit
+from pipeline.cli.suspending import resume, suspend
 from pipeline.cli.tail import tail
+from pipeline.cli.upgrading import upgrade
 from pipeline.cli.verifying import verify
 from pipeline.errors import DecodingError, InputError, UnknownJob
 from pipeline.facts import JobRecord
@@ -43,7 +48,9 @@ from pipeline.scaling.settings import Scaling
 from pipeline.store.books import BookStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
 
 FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
 
@@ -64,7 +71,8 @@ def celeriac() -> None:
 
 
 for _group in (
-    tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause, history, autoscale, rescale,
+    tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
+    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves,
 ):  # fmt: skip
     celeriac.add_command(_group)
 
@@ -83,6 +91,7 @@ for _group in (
 )
 @click.option("--allow-dropped", is_flag=True, help="Leave out what the pipeline has no place for.")
 @click.option("--allow-edits", is_flag=True, help="The savepoint was edited; each of its rows is checked.")
+@NODE
 @click.option("--quiet", is_flag=True, help="Show errors and the records of console sinks only.")
 @_DEBUG
 @click.pass_obj
@@ -99,6 +108,7 @@ def run(
     savepoint_url: str | None,
     allow_dropped: bool,
     allow_edits: bool,
+    node: str | None,
     quiet: bool,
 ) -> Exit:
     """Run a pipeline here until its input has ended.
@@ -119,6 +129,7 @@ def run(
         job_id=job_id,
         reader=reader or "",
         is_quiet=quiet,
+        node=node or "",
         accepts_loss=accept_loss,
         scaling=scaling,
         savepoint=Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None,
@@ -138,11 +149,12 @@ def status(job: str, redis_url: str, as_json: bool) -> None:
     store = JobStore(scripts)
     facts = store.facts(job)
     books = BookStore(scripts).read(facts.record)
+    moved = MovingStore(scripts, job).moves()
     letters = store.dead_letters(job, SHOWN_LETTERS) if facts.dead_letters else []
     if as_json:
         click.echo(json.dumps(status_json(facts, letters, books), indent=2))
     else:
-        click.echo("\n".join(status_lines(facts, letters, books)))
+        click.echo("\n".join(status_lines(facts, letters, books, moved)))
 
 
 @celeriac.command("list")
@@ -150,13 +162,16 @@ def status(job: str, redis_url: str, as_json: bool) -> None:
 @_JSON
 @_DEBUG
 def list_jobs(redis_url: str, as_json: bool) -> None:
-    """List the jobs that a Redis holds, oldest first."""
-    store = _store(redis_url)
+    """List the jobs that a Redis holds, oldest first: state, pipeline, version of its code, age."""
+    scripts = Scripts(connect(redis_url))
+    store, versions = JobStore(scripts), VersionStore(scripts)
     records = _records(store)
     if as_json:
-        click.echo(json.dumps([job_json(record) for record in records], indent=2))
+        shown = [{**job_json(record), "version": _code(versions, record)} for record in records]
+        click.echo(json.dumps(shown, indent=2))
     elif records:
-        click.echo("\n".join(job_line(record) for record in records))
+        now_ms = store.now_ms()
+        click.echo("\n".join(job_line(record, _code(versions, record), now_ms) for record in records))
     else:
         click.echo("no jobs", err=True)
 
@@ -272,6 +287,16 @@ def _records(store: JobStore) -> list[JobRecord]:
         except DecodingError as error:
             click.echo(f"warning: {job}: {error}", err=True)
     return records
+
+
+def _code(store: VersionStore, record: JobRecord) -> str:
+    """The code version that the job was given last; nothing for one whose versions were not kept."""
+    try:
+        found = store.versions(record.job, 1)
+    except DecodingError as error:
+        click.echo(f"warning: {record.job}: {error}", err=True)
+        return ""
+    return found[-1].code if found else ""
 
 
 def _store(redis_url: str) -> JobStore:

@@ -18,9 +18,11 @@ from pipeline.lifecycle import ENDED, JobState
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
 from pipeline.validation import suggestion
 
 _LOOK_SECONDS: Final = 0.2
+_STAGE = click.option("--stage", metavar="NAME", help="A stage, by the name of its source or key_by.")
 
 
 @click.command(epilog=HELP)
@@ -49,7 +51,7 @@ def drain(job: str, redis_url: str, wait_seconds: float) -> Exit:
         case JobState.FINISHED:
             click.echo(f"job {job} is drained, and finished")
             return Exit.FINISHED
-        case JobState.FAILED | JobState.CANCELLED as state:
+        case JobState.FAILED | JobState.CANCELLED | JobState.SUSPENDED as state:
             raise JobStateError(f"job {job!r} is {state.value}: {facts.record.reason or 'no reason was given'}")
     raise JobFailed(
         f"job {job} is not drained after {wait_seconds:g} s: {undrained(facts)}",
@@ -73,24 +75,27 @@ def until_drained(
 @click.command()
 @JOB
 @click.argument("source", required=False)
+@_STAGE
 @SERVER
 @DEBUG
-def pause(job: str, source: str | None, redis_url: str) -> None:
+def pause(job: str, source: str | None, stage: str | None, redis_url: str) -> None:
     """Hold back new input of a job, of one SOURCE or of all. What it has taken is processed to the end.
 
-    Its sources and producers wait. Nothing is lost, and `celeriac unpause` lets them go on.
+    Its sources and producers wait. With --stage one stage stands still instead: its inboxes fill, and then those before
+    it wait. Nothing is lost, and `celeriac unpause` lets it go on.
     """
-    _pause(_store(redis_url), job, source, is_paused=True)
+    _pause(_store(redis_url), job, source, stage, is_paused=True)
 
 
 @click.command()
 @JOB
 @click.argument("source", required=False)
+@_STAGE
 @SERVER
 @DEBUG
-def unpause(job: str, source: str | None, redis_url: str) -> None:
-    """Let the input of a paused job flow again, of one SOURCE or of all."""
-    _pause(_store(redis_url), job, source, is_paused=False)
+def unpause(job: str, source: str | None, stage: str | None, redis_url: str) -> None:
+    """Let the input of a paused job flow again, of one SOURCE or of all; or let a paused stage go on."""
+    _pause(_store(redis_url), job, source, stage, is_paused=False)
 
 
 @click.command()
@@ -99,17 +104,33 @@ def unpause(job: str, source: str | None, redis_url: str) -> None:
 @JSON
 @DEBUG
 def history(job: str, redis_url: str, as_json: bool) -> None:
-    """Show the states that a job has been in, since when and why; the newest 50."""
-    record = _store(redis_url).read(job)
-    click.echo(json.dumps(history_json(record), indent=2) if as_json else "\n".join(history_lines(record)))
+    """Show the states that a job has been in, since when and why, and the versions of its code: the newest 50."""
+    scripts = Scripts(connect(redis_url))
+    record, versions = JobStore(scripts).read(job), VersionStore(scripts).versions(job)
+    if as_json:
+        click.echo(json.dumps(history_json(record, versions), indent=2))
+    else:
+        click.echo("\n".join(history_lines(record, versions)))
 
 
-def _pause(store: JobStore, job: str, source: str | None, *, is_paused: bool) -> None:
+def _pause(store: JobStore, job: str, source: str | None, stage: str | None, *, is_paused: bool) -> None:
+    if source is not None and stage is not None:
+        raise click.UsageError("give a SOURCE or a --stage, not both")
     record = store.read(job)
+    if stage is not None:
+        names = [each.name for each in record.plan.stages]
+        if stage not in names:
+            raise PipelineError(f"job {job!r} has no stage {stage!r}", hint=suggestion(stage, names))
+        is_news = store.pause_stage(record, stage, is_paused=is_paused)
+        click.echo(f"stage {stage} of job {job} is {_words(is_paused)}" + ("" if is_news else " already"))
+        return
     for name in _sources(record, source):
         is_news = store.pause(record, name, is_paused=is_paused)
-        what = "paused" if is_paused else "not paused"
-        click.echo(f"source {name} of job {job} is {what}" + ("" if is_news else " already"))
+        click.echo(f"source {name} of job {job} is {_words(is_paused)}" + ("" if is_news else " already"))
+
+
+def _words(is_paused: bool) -> str:
+    return "paused" if is_paused else "not paused"
 
 
 def _sources(record: JobRecord, wanted: str | None) -> list[str]:

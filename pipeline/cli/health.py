@@ -29,6 +29,11 @@ def check_health(scripts: Scripts, leader: str | None, job: str | None, worker: 
         yield _worker_line(store, job, worker)
 
 
+def heard_leaders(scripts: Scripts) -> list[str]:
+    """The leaders that are at work. Raises StoreError."""
+    return LeaderRegistry(scripts, "").others(LEADER_SECONDS)
+
+
 def _leader_seconds(scripts: Scripts, leader: str) -> float:
     seconds = LeaderRegistry(scripts, leader).heard_seconds()
     if seconds is None or seconds > LEADER_SECONDS:

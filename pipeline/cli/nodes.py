@@ -16,6 +16,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reader: auto, local or spark; empty for what each source says itself.
     logs, temporary: folders for one log file a process, and for its temporary files.
     stop_seconds: how long processes have to end after SIGTERM.
+    node: its name; empty for that of the host.
     is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
     """
 
@@ -30,6 +31,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_seconds: float = 3.0
     endless: tuple[str, ...] = ()
     is_scaled: bool = False
+    node: str = ""
 
     def __repr__(self) -> str:
         return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"

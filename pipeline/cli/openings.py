@@ -68,7 +68,7 @@ def new_job_id(pipeline: str, now: time.struct_time) -> str:
 def open_job(
     store: JobStore, job: str, plan: Plan, check: Callable[[], None], *, accepts_loss: bool = False
 ) -> JobRecord:
-    """The job, new or found. One that was cancelled or failed runs again; a finished one is given back as it is.
+    """The job, new or found. One that was cancelled, suspended or failed runs again; a finished one stays as it is.
 
     One that has halted, since Redis has lost writes of it, runs again with `accepts_loss` only, and no other with it.
 
@@ -96,12 +96,21 @@ def open_job(
             store.transition(job, JobState.CANCELLED, "to accept its loss")
         store.losses(job).accept(record)
         return store.read(job)
+    if record.state is JobState.SUSPENDED:
+        go_on(store, record)
     if record.state in (JobState.CANCELLED, JobState.FAILED):
         store.transition(job, JobState.RUNNING)
         if _was_draining(store, record):
             # Its inboxes are closed: it ends as drained, never as if it had read all its input.
             store.transition(job, JobState.DRAINING, "it was draining when it was stopped")
     return store.read(job)
+
+
+def go_on(store: JobStore, record: JobRecord, reason: str = "") -> None:
+    """A suspended job runs again, and its input flows. Raises JobStateError, UnknownJob, StoreError."""
+    store.transition(record.job, JobState.RUNNING, reason)
+    for source in record.paused:
+        store.pause(record, source, is_paused=False)
 
 
 def _made_or_found(store: JobStore, job: str, plan: Plan) -> JobRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +13,27 @@ from typing import Any, Final
 
 from pipeline.books import Books
 from pipeline.cli.balances import book_lines, books_json
+from pipeline.cli.moving import moves_line
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.cli.scaling import scaling_json, scaling_line
-from pipeline.facts import JobFacts, JobRecord, OutputFacts, ReaderFacts, waiting_sources
+from pipeline.facts import (
+    JobFacts,
+    JobRecord,
+    Moved,
+    OutputFacts,
+    ReaderFacts,
+    WorkerFacts,
+    still_stages,
+    waiting_sources,
+)
 from pipeline.lifecycle import JobState
+from pipeline.nodes import node_rows
 from pipeline.plan import STREAM_FORMATS, SinkPlan
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sinks.rotation import rotation_of
 from pipeline.store.letters import DeadLetter
+from pipeline.versions import Version
 
 SHOWN_PARTITIONS = 8
 """Partitions that a message names."""
@@ -99,7 +112,9 @@ def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[st
     return lines
 
 
-def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | None = None) -> list[str]:
+def status_lines(
+    facts: JobFacts, letters: Sequence[DeadLetter], books: Books | None = None, moved: Sequence[Moved] = ()
+) -> list[str]:
     """The page of `celeriac status`."""
     record = facts.record
     why = f": {record.reason}" if record.reason else ""
@@ -113,9 +128,13 @@ def status_lines(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | 
         f"made      {_instant(record.made_at_ms)}, changed {_instant(record.changed_at_ms)}",
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
+        *([f"nodes     {_nodes(facts)}"] if len(node_rows(facts)) > 1 or facts.drained else []),
+        *([f"moves     {moves_line(moved)}"] if moved else []),
+        *([f"versions  {_versions(facts)}"] if running_versions(facts) else []),
         *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
         *([f"operation {_operation(facts)}"] if facts.operation is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
+        *(f"still     stage {stage}: {why}" for stage, why in still_stages(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
@@ -217,10 +236,12 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
         "now_ms": facts.now_ms,
         "leader": facts.leader,
         "waiting_sources": waiting_sources(facts.record),
+        "paused_stages": still_stages(facts.record),
         "workers": [
             {"name": each.name, "age_seconds": each.age_seconds, "is_reported_dead": each.is_reported_dead}
             for each in facts.workers
         ],
+        "versions": running_versions(facts),
         "scaling": scaling_json(facts.record),
         "operation": _operation_json(facts),
         "stages": [
@@ -250,9 +271,11 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
     }
 
 
-def job_line(record: JobRecord) -> str:
-    """One line of `celeriac list`."""
-    return f"{record.job}  {record.state.value}  {record.plan.pipeline}  {_instant(record.made_at_ms)}"
+def job_line(record: JobRecord, code: str, now_ms: int) -> str:
+    """One line of `celeriac list`: job, state, pipeline, code version, when it was made, age."""
+    age = duration(max(0.0, (now_ms - record.made_at_ms) / 1000))
+    made = _instant(record.made_at_ms)
+    return f"{record.job}  {record.state.value}  {record.plan.pipeline}  {code or '-'}  {made}  {age} old"
 
 
 def job_json(record: JobRecord) -> dict[str, Any]:
@@ -270,22 +293,36 @@ def job_json(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def history_lines(record: JobRecord) -> list[str]:
-    """The page of `celeriac history`: a line for each change of the job's state, and each operation that has ended."""
+def history_lines(record: JobRecord, versions: Sequence[Version] = ()) -> list[str]:
+    """The page of `celeriac history`: a line for each change of state, each version of the code and each operation."""
     lines = [
-        (change.at_ms, change.state.value + (f"  {_printable(change.reason)}" if change.reason else ""))
+        (
+            change.at_ms,
+            f"{_instant(change.at_ms)}  {change.state.value}"
+            + (f"  {_printable(change.reason)}" if change.reason else ""),
+        )
         for change in record.history
     ]
-    lines += [(past.at_ms, _printable(f"{past.about.change}: {past.outcome}")) for past in record.operations]
-    return [f"{_instant(at_ms)}  {text}" for at_ms, text in sorted(lines, key=lambda line: line[0])]
+    lines += [(each.at_ms, f"{_instant(each.at_ms)}  {_version_words(each)}") for each in versions]
+    lines += [
+        (past.at_ms, f"{_instant(past.at_ms)}  " + _printable(f"{past.about.change}: {past.outcome}"))
+        for past in record.operations
+    ]
+    return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
-def history_json(record: JobRecord) -> list[dict[str, Any]]:
-    """What `celeriac history --json` prints: changes of state, and operations that have ended."""
-    found: list[dict[str, Any]] = [
+def _version_words(version: Version) -> str:
+    begun = f" from {version.savepoint}" if version.savepoint else ""
+    return _printable(f"version {version.code} of {version.file} {version.how} by {version.by}{begun}")
+
+
+def history_json(record: JobRecord, versions: Sequence[Version] = ()) -> list[dict[str, Any]]:
+    """What `celeriac history --json` prints: changes of state, versions, operations, in the order of time."""
+    rows: list[dict[str, Any]] = [
         {"at_ms": each.at_ms, "state": each.state.value, "reason": each.reason} for each in record.history
     ]
-    found += [
+    rows += [{"at_ms": each.at_ms, "version": version_json(each)} for each in versions]
+    rows += [
         {
             "at_ms": past.at_ms,
             "operation": past.about.kind,
@@ -299,13 +336,33 @@ def history_json(record: JobRecord) -> list[dict[str, Any]]:
         }
         for past in record.operations
     ]
-    return sorted(found, key=lambda row: row["at_ms"])
+    return sorted(rows, key=lambda row: int(row["at_ms"]))
+
+
+def version_json(version: Version) -> dict[str, Any]:
+    """One version of a job's pipeline."""
+    return {
+        "how": version.how,
+        "code": version.code,
+        "fingerprint": version.fingerprint,
+        "file": version.file,
+        "by": version.by,
+        "savepoint": version.savepoint,
+    }
+
+
+def running_versions(facts: JobFacts) -> dict[str, int]:
+    """Code version -> how many of the workers that are heard of run it."""
+    lease = facts.record.plan.limits.lease_seconds
+    alive = [each for each in facts.workers if each.age_seconds < lease and not each.is_reported_dead]
+    return dict(Counter(str(each.report["code"]) for each in alive if each.report.get("code")))
 
 
 def undrained(facts: JobFacts) -> str:
     """What a job that drains still has to do, by stage and partition."""
     if facts.record.state is JobState.PUBLISHING:
-        return "all is processed, and its results wait for the process that runs it to publish them"
+        who = "one of its workers" if facts.record.is_submitted else "the process that runs it"
+        return f"all is processed, and its results wait for {who} to publish them"
     left = [part for part in facts.partitions if not part.done]
     shown = [
         f"stage {facts.record.plan.stage(part.stage).name!r} partition {part.partition} has "
@@ -313,7 +370,36 @@ def undrained(facts: JobFacts) -> str:
         for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
     ]
     more = len(left) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
+    standing = "".join(f"; stage {stage!r} is {why}" for stage, why in still_stages(facts.record).items())
+    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "") + standing
+
+
+def in_flight(facts: JobFacts) -> str:
+    """What a job still has in flight, by stage and partition, and what that waits for."""
+    left = [part for part in facts.partitions if not part.at_end]
+    waits = {name: why for worker in facts.workers for name, why in _waits(worker).items()}
+    shown = [
+        f"stage {facts.record.plan.stage(part.stage).name!r} partition {part.partition} has "
+        + (_count(part.backlog, "record") if part.backlog else "a watermark in hand")
+        + (f" ({waits[part.name]})" if part.name in waits else "")
+        for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
+    ]
+    more = len(left) - len(shown)
+    standing = "".join(f"; stage {stage!r} is {why}" for stage, why in still_stages(facts.record).items())
+    return ("; ".join(shown) or "it was quiet a moment later") + (f"; and {more} more" if more > 0 else "") + standing
+
+
+def _waits(worker: WorkerFacts) -> dict[str, str]:
+    """Partition -> why its worker waits with it."""
+    hands = worker.report.get("hand")
+    found = {}
+    for name, hand in hands.items() if isinstance(hands, dict) else ():
+        why = hand.get("why") if isinstance(hand, dict) else None
+        if why == "full":
+            found[name] = "waits for a full inbox"
+        elif why == "backoff":
+            found[name] = f"waits: {_printable(str(hand.get('reason', 'it is tried again')))}"
+    return found
 
 
 def _operation(facts: JobFacts) -> str:
@@ -355,6 +441,15 @@ def _workers(facts: JobFacts) -> str:
         f"{each.name} ({'dead' if each.is_reported_dead else f'heard {each.age_seconds:.1f} s ago'})"
         for each in facts.workers
     )
+
+
+def _nodes(facts: JobFacts) -> str:
+    rows = [f"{row.name or '?'} ({row.state}, {_count(row.partitions, 'partition')})" for row in node_rows(facts)]
+    return f"{', '.join(rows)}; celeriac node list {facts.record.job} shows more"
+
+
+def _versions(facts: JobFacts) -> str:
+    return ", ".join(f"{code} ({_count(number, 'worker')})" for code, number in running_versions(facts).items())
 
 
 def _instant(milliseconds: int) -> str:

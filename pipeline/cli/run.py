@@ -41,6 +41,8 @@ from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.permissions import check_permissions
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
+from pipeline.versions import this_version
 
 CANCEL_SECONDS: Final = 2.0
 """What processes get to end after a cancel."""
@@ -62,6 +64,8 @@ class RunOptions:
     """Whether the job may go on without what Redis has lost."""
     scaling: Scaling | None = None
     """How the number of workers changes; None for one that stays."""
+    node: str = ""
+    """What its node is called; nothing for the name of the host."""
     savepoint: Beginning | None = None
     """What a new job begins with. `partitions` 0: as many as that has."""
 
@@ -93,12 +97,16 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         scripts = Scripts(connect(server.url))
         with interrupts.immediate():
             _check_server(scripts, server, screen)
-            _check_inputs(graph, JobStore(scripts), job, screen)
+            check_inputs(graph, JobStore(scripts), job, screen)
             if options.savepoint is not None:
                 for line in restored_lines(options.savepoint.restore(scripts, job, plan)):
                     screen.note(line)
         # A registered job must not be left to nobody, so no interrupt here until it is in the hands of a Run.
         record = open_job(JobStore(scripts), job, plan, interrupts.check, accepts_loss=options.accepts_loss)
+        if record.state is not JobState.FINISHED:
+            begun = options.savepoint.url if options.savepoint else ""
+            version = this_version("run", options.target, plan.fingerprint, begun)
+            VersionStore(scripts).add(job, version, submitted=False)
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
         return run.to_end(stack)
@@ -112,7 +120,7 @@ def _check_server(scripts: Scripts, server: Server, screen: Screen) -> None:
             screen.warn(f"warning: {without_password(server.url)}: {warning}")
 
 
-def _check_inputs(graph: Graph, store: JobStore, job: str, screen: Screen) -> None:
+def check_inputs(graph: Graph, store: JobStore, job: str, screen: Screen) -> None:
     """A new job must find its input; one that goes on may have read it all."""
     if job in store.list_ids():
         return
@@ -239,6 +247,7 @@ class Run:
             stop_seconds=CANCEL_SECONDS,
             endless=tuple(name for name in names if name in endless),
             is_scaled=self.options.scaling is not None,
+            node=self.options.node,
         )
 
     def _sources(self) -> list[Source]:
@@ -302,6 +311,10 @@ class Run:
         if facts.record.state is JobState.CANCELLED:
             hint = self._how_to_go_on()
             self.screen.warn(f"the job {self.job} was cancelled: {reason}" + (f"; {hint}" if hint else ""))
+            return Exit.INTERRUPTED
+        if facts.record.state is JobState.SUSPENDED:
+            hint = self._how_to_go_on()
+            self.screen.warn(f"the job {self.job} is {reason}" + (f"; {hint}" if hint else ""))
             return Exit.INTERRUPTED
         return Exit.FINISHED  # another process has published it
 

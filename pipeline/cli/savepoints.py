@@ -14,6 +14,7 @@ import msgspec
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER, job_id
 from pipeline.cli.screen import Screen
 from pipeline.errors import EnvironmentFault, SavepointError
+from pipeline.lifecycle import JobState
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -49,7 +50,7 @@ def savepoint() -> None:
 @DEBUG
 def create_savepoint(job: str, redis_url: str, folder: str, stop: bool, keep: int | None, as_json: bool) -> None:
     """Take a savepoint of a job while it works. It is there, whole, when this ends."""
-    _need_pyarrow()
+    need_pyarrow()
     from pipeline.savepoints.export import take_savepoint
     from pipeline.savepoints.manifest import new_name
     from pipeline.savepoints.places import place_of
@@ -58,14 +59,16 @@ def create_savepoint(job: str, redis_url: str, folder: str, stop: bool, keep: in
     record = JobStore(scripts).read(job)
     place = place_of(folder)
     started = time.monotonic()
-    manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), stops=stop)
+    manifest = take_savepoint(
+        scripts, record, place, new_name(job, time.localtime()), ends=JobState.CANCELLED if stop else None
+    )
     seconds = time.monotonic() - started
     for name in _older(place, job, keep) if keep else ():
         place.delete(name)
     if as_json:
         click.echo(msgspec.json.encode(_facts(manifest, place.url)).decode())
     else:
-        click.echo(f"savepoint {place.url.rstrip('/')}/{manifest.name}: {_summary(manifest)}, in {seconds:.1f} s")
+        click.echo(f"savepoint {place.url.rstrip('/')}/{manifest.name}: {summary(manifest)}, in {seconds:.1f} s")
         if stop:
             click.echo(f"job {job} is cancelled: run FILE --from-savepoint goes on as a new job", err=True)
 
@@ -82,7 +85,7 @@ def list_savepoints(folder: str, job: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode([_facts(manifest, place.url) for manifest in shown]).decode())
     elif shown:
-        click.echo("\n".join(f"{each.name}  {_when(each)}  {_summary(each)}" for each in shown))
+        click.echo("\n".join(f"{each.name}  {_when(each)}  {summary(each)}" for each in shown))
     else:
         click.echo("no savepoints", err=True)
 
@@ -103,7 +106,7 @@ def show_savepoint(savepoint_url: str, as_json: bool) -> None:
     lines = [
         f"job {manifest.job}, pipeline {manifest.pipeline}, {manifest.state} at {_when(manifest)},"
         f" epoch {manifest.epoch}",
-        _summary(manifest),
+        summary(manifest),
         f"stages (partitions): {stages}",
     ]
     lines += [f"operator {name}: {keys:,} keys" for name, keys in sorted(manifest.keys.items())]
@@ -171,7 +174,7 @@ def restored_lines(restored: Restored) -> Iterator[str]:
 
 
 def _open(url: str) -> Savepoint:
-    _need_pyarrow()
+    need_pyarrow()
     from pipeline.savepoints.reading import Savepoint
 
     return Savepoint.at(url)
@@ -216,7 +219,7 @@ def _facts(manifest: Manifest, url: str) -> dict[str, Any]:
     }
 
 
-def _summary(manifest: Manifest) -> str:
+def summary(manifest: Manifest) -> str:
     letters = f", {manifest.letters:,} dead letters" if manifest.letters else ""
     size = manifest.size_bytes
     shown = f"{size / (1 << 20):,.1f} MiB" if size >= 1 << 20 else f"{size / 1024:,.1f} KiB"
@@ -227,7 +230,7 @@ def _when(manifest: Manifest) -> str:
     return datetime.fromtimestamp(manifest.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _need_pyarrow() -> None:
+def need_pyarrow() -> None:
     """Raises EnvironmentFault."""
     try:
         import pyarrow  # noqa: F401

@@ -170,11 +170,16 @@ def troubled_logs(logs: Path, lines: int = 15, most: int = 3) -> list[tuple[str,
 def _environment(settings: NodeSettings) -> dict[str, str]:
     """Temporary files must lie in our folder: a JVM that is killed leaves its own.
 
-    The processes run with `-P`, so that no module of the current folder shadows one of ours or of a library;
-    a checkout that is not installed must then be named.
+    The processes run with `-P`, so that no module of the current folder shadows one of ours or of a library.
     """
     java = f'-Djava.io.tmpdir="{settings.temporary}" -XX:-UsePerfData'
     found = {"TMPDIR": settings.temporary, "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {java}"}
+    return found | checkout_path()
+
+
+def checkout_path() -> dict[str, str]:
+    """What names a checkout that is not installed, for a process that runs with `-P`."""
+    found = {}
     root = Path(pipeline.__path__[0]).parent
     if root.name not in ("site-packages", "dist-packages"):
         found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))

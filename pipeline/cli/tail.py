@@ -67,7 +67,7 @@ def tail(
                     f"the reader {reader} goes on where it stood, at {results.next_position}; --from is for new ones"
                 )
             print_results(results, count, as_json, screen, interrupts)
-            if results.state in (JobState.FAILED, JobState.CANCELLED):
+            if results.state in (JobState.FAILED, JobState.CANCELLED, JobState.SUSPENDED):
                 screen.note(f"the job {job} is {results.state.value}")
     return Exit.FINISHED
 

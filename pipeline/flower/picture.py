@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts
+from pipeline.facts import JobFacts, JobRecord, PartitionFacts, WorkerFacts, still_stages
 from pipeline.flower.history import NO_LAG, History, Lag
 from pipeline.flower.layout import cells, edges
 from pipeline.plan import StagePlan
@@ -39,7 +39,7 @@ def job_picture(facts: JobFacts, letters: Sequence[DeadLetter], history: History
         "is_gate_closed": facts.record.gate == "closed",
         "stages": _stages(facts, rows),
         "edges": [{"from": one, "to": other} for one, other in edges(facts.record.plan)],
-        "partitions": [_partition(*row) for row in rows[:SHOWN_PARTITIONS]],
+        "partitions": [_partition(*row, _is_still(row[0], facts)) for row in rows[:SHOWN_PARTITIONS]],
         "partitions_total": len(rows),
         "workers": [_worker(worker, facts) for worker in facts.workers],
         "alarms": [alarm.text for alarm in facts.alarms],
@@ -64,9 +64,14 @@ def _record(record: JobRecord) -> dict[str, Any]:
 
 
 def _stages(facts: JobFacts, rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    plan = facts.record.plan
+    plan, still = facts.record.plan, still_stages(facts.record)
     return [
-        {"column": cell.column, "row": cell.row, **_stage(stage, [row for row in rows if row[0].stage == stage.index])}
+        {
+            "column": cell.column,
+            "row": cell.row,
+            "is_paused": stage.name in still,
+            **_stage(stage, [row for row in rows if row[0].stage == stage.index]),
+        }
         for stage, cell in zip(plan.stages, cells(plan), strict=True)
     ]
 
@@ -93,11 +98,15 @@ def _stage(stage: StagePlan, rows: Sequence[_Row]) -> dict[str, Any]:
     }
 
 
-def _partition(partition: PartitionFacts, lag: Lag, rates: tuple[float, float]) -> dict[str, Any]:
+def _is_still(partition: PartitionFacts, facts: JobFacts) -> bool:
+    return facts.record.plan.stage_name(partition.stage) in still_stages(facts.record)
+
+
+def _partition(partition: PartitionFacts, lag: Lag, rates: tuple[float, float], is_still: bool) -> dict[str, Any]:
     return {
         "name": partition.name,
         "stage": partition.stage,
-        "state": partition_state(partition),
+        "state": partition_state(partition, is_still=is_still),
         "owner": partition.owner,
         "incarnation": partition.incarnation,
         "term": partition.term,
@@ -113,12 +122,14 @@ def _partition(partition: PartitionFacts, lag: Lag, rates: tuple[float, float]) 
     }
 
 
-def partition_state(partition: PartitionFacts) -> str:
+def partition_state(partition: PartitionFacts, *, is_still: bool = False) -> str:
     """What a partition does, in words."""
     if partition.done:
         return "done"
     if not partition.owner:
         return "no owner"
+    if is_still:
+        return "its stage is paused"
     match partition.ring:
         case "w":
             return "waits for a full inbox"

@@ -12,6 +12,7 @@ from typing import Any, Final
 from pipeline.errors import DecodingError, SavepointError, StoreError
 from pipeline.facts import JobRecord
 from pipeline.keying import GROUPS
+from pipeline.lifecycle import JobState
 from pipeline.plan import StagePlan, stream_names
 from pipeline.savepoints.manifest import FORMAT, TABLES, Manifest, PartFile
 from pipeline.savepoints.places import Place
@@ -33,17 +34,17 @@ def take_savepoint(
     place: Place,
     name: str,
     *,
-    stops: bool = False,
+    ends: JobState | None = None,
     clock: Callable[[], float] = time.monotonic,
     between: Callable[[], None] = lambda: None,
 ) -> Manifest:
-    """The savepoint is at the place, whole, when this returns. The job goes on, or with `stops` ends at the cut.
+    """The savepoint is at the place, whole, when this returns. The job goes on, or enters the state `ends` at the cut.
 
-    `between` is called after each page. Raises SavepointLost when it was given up, SavepointError, StoreError; then
-    nothing of it is left, and nothing is kept for it.
+    `between` is called after each page. Raises SavepointLost when it was given up, SavepointError, NotQuiet,
+    StoreError; then nothing of it is left, and nothing is kept for it.
     """
     store = CutStore(scripts, record.job, record.plan, record.table)
-    cut = store.cut(name, stops=stops)
+    cut = store.cut(name, ends)
     logger.info("cut: job=%s epoch=%d savepoint=%s", record.job, cut.epoch, name)
     try:
         draft = place.begin(name, record.job)

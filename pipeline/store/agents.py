@@ -8,6 +8,8 @@ from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
+from pipeline.versions import Wanted
 
 
 class AgentLink:
@@ -50,6 +52,19 @@ class AgentLink:
         with translated():
             wanted = self._scripts.client.hget(keys.job(self._job), "workers_wanted")
         return None if wanted is None else int(wanted)
+
+    def rollout(self) -> dict[str, Wanted]:
+        """Worker, or `*` -> the version of the pipeline that it is to run. Raises StoreError."""
+        return VersionStore(self._scripts).rollout(self._job)
+
+    def has_others(self, name: str) -> bool:
+        """Whether another worker is there that could take what this one owns. Raises StoreError, UnknownJob."""
+        facts = self._jobs.facts(self._job)
+        lease = facts.record.plan.limits.lease_seconds
+        return any(
+            each.name != name and each.age_seconds < lease and not (each.is_reported_dead or each.is_leaving)
+            for each in facts.workers
+        )
 
     def mark_leaving(self, name: str, incarnation: str, *, is_leaving: bool) -> bool:
         """Has the leader give the worker's partitions away, or lets it have some again.

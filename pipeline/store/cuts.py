@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipeline.errors import Busy, JobStateError, SavepointError, SavepointLost
+from pipeline.errors import Busy, JobStateError, NotQuiet, SavepointError, SavepointLost
+from pipeline.lifecycle import JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -24,6 +25,7 @@ LEASE_SECONDS: Final = 15.0
 PAGE_FIELDS: Final = 1_000
 """About so many fields are read by one call."""
 _PAGE_ENTRIES: Final = 20
+_ENDED: Final = {JobState.CANCELLED: "stopped", JobState.SUSPENDED: "suspended"}
 
 
 Kind = Literal["h", "z"]
@@ -59,21 +61,23 @@ class CutStore:
         self._plan = plan
         self._table = table
 
-    def cut(self, name: str, *, stops: bool = False) -> Cut:
-        """Opens an epoch at this instant; with `stops` the job is cancelled at the same one.
+    def cut(self, name: str, ends: JobState | None = None) -> Cut:
+        """Opens an epoch at this instant; with `ends` the job is cancelled, or suspended, at the same one.
 
-        Raises SavepointError when another savepoint is being written, Busy while an operation is under way,
-        JobStateError, UnknownJob, StoreFull.
+        Raises SavepointError when another savepoint is being written, Busy while an operation is under way, NotQuiet
+        when the job is to be suspended and something is in flight, JobStateError, UnknownJob, StoreFull.
         """
         job, token = self._job, secrets.token_hex(8)
         places = self._plan.partitions()
         names = [*self._names(), keys.control(job), *(keys.meta(job, *place) for place in places)]
         for key in self._copied():
             names += [key, keys.was(job, key)]
-        reason = f"stopped with the savepoint {name}" if stops else ""
+        reason = f"{_ENDED[ends]} with the savepoint {name}" if ends is not None else ""
         limit = self._plan.limits.savepoint_bytes
         kinds = {keys.dead(job): "stream", keys.visitors(job): "zset"}
-        args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason, self._table or ""]
+        args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason]
+        args.append((ends or JobState.CANCELLED).value)
+        args.append(self._table or "")
         args += [kinds.get(key, "hash") for key in self._copied()]
         answer = self._scripts.run("cut", names, args)
         if answer[0] == -1 and answer[2] == 0 and self.tidy():
@@ -90,8 +94,10 @@ class CutStore:
                 raise JobStateError(f"job {job!r} is {answer[1].decode()}: it cannot be stopped with a savepoint")
             case -4:
                 raise Busy(f"the partitions of job {job!r} were changed just now", hint="try again")
-            case -9:
+            case -10:
                 raise busy(job, answer[1], answer[2], answer[3])
+            case -9:
+                raise NotQuiet(f"job {job!r} has records in flight", hint="pause its sources, and wait")
             case -8:
                 raise JobStateError(f"job {job!r} is being restored", hint="try again when that is done")
         raise unknown_job(job)

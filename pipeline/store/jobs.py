@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob
-from pipeline.facts import JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
+from pipeline.facts import Aim, JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
 from pipeline.plan import Plan, stream_names
@@ -23,6 +23,7 @@ from pipeline.store.foreign import HINT as FOREIGN_HINT
 from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.losses import LossStore
+from pipeline.store.moving import read_aims
 from pipeline.store.operations import read_operation, read_past
 from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
@@ -35,6 +36,9 @@ NO_JOB: Final = (
 )
 
 _TAKEOVERS: Final = 10
+
+_BEFORE_PARTITIONS: Final = 12
+"""Answers about the whole job, in front of those about its partitions."""
 
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
@@ -66,6 +70,12 @@ class JobStore:
         with translated():
             info = self._client.info("memory")
         return int(info["used_memory"]), int(info.get("maxmemory", 0))
+
+    def now_ms(self) -> int:
+        """The clock of the server."""
+        with translated():
+            seconds, micros = self._client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def create(self, job: str, plan: Plan, restoring: str = "") -> None:
         """Registers the job in state running; what an interrupted removal of that id has left is deleted first.
@@ -157,6 +167,20 @@ class JobStore:
                 raise JobStateError(f"job {record.job!r} is {_words(answer[1])}: it takes no input any more")
         return bool(answer[0])
 
+    def pause_stage(self, record: JobRecord, stage: str, *, is_paused: bool) -> bool:
+        """Has the workers leave a stage alone, or go on with it; False when it was so before.
+
+        Raises JobStateError when the job does not work, UnknownJob, StoreError.
+        """
+        names = [keys.job(record.job), keys.control(record.job)]
+        answer = self._scripts.run("still", names, [stage, "1" if is_paused else ""])
+        match answer[0]:
+            case -5:
+                raise UnknownJob(f"there is no job {record.job!r}", hint=NO_JOB)
+            case -3:
+                raise JobStateError(f"job {record.job!r} is {_words(answer[1])}: none of its stages works")
+        return bool(answer[0])
+
     def losses(self, job: str) -> LossStore:
         """For those who remember more of the job than Redis."""
         return LossStore(self._scripts, job)
@@ -177,6 +201,8 @@ class JobStore:
             pipe.memory_usage(keys.dead(job), samples=5)
             pipe.hgetall(keys.books(job))
             pipe.hgetall(keys.operation(job))
+            pipe.hgetall(keys.moving(job))
+            pipe.hkeys(keys.drained(job))
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
@@ -185,19 +211,20 @@ class JobStore:
                 pipe.hgetall(keys.out_meta(job, stream))
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
-        (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms, raw_operation = answers[
-            :10
-        ]
+        (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:9]
+        raw_operation, moving, drained = answers[9:_BEFORE_PARTITIONS]
         server_ms = seconds * 1000 + micros // 1000
         with ours(keys.job(job)):
             now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
-        at = 10 + 2 * len(places)
+        at = _BEFORE_PARTITIONS + 2 * len(places)
         outputs = []
         for i, stream in enumerate(streams):
             with ours(keys.out_meta(job, stream)):
                 outputs.append(output_facts(stream, answers[at + 2 * i], answers[at + 1 + 2 * i], server_ms))
+        found = answers[_BEFORE_PARTITIONS:at]
+        aims = read_aims(job, moving)
         partitions = tuple(
-            _partition(job, place, answers[10 + 2 * i], answers[11 + 2 * i], assigned) for i, place in enumerate(places)
+            _partition(job, place, found[2 * i], found[2 * i + 1], assigned, aims) for i, place in enumerate(places)
         )
         with ours(keys.senders(job)):
             texts = text_of({name: value for name, value in senders.items() if name.startswith(b"f:")})
@@ -223,6 +250,7 @@ class JobStore:
             kept,
             leader_term=leader_term,
             operation=operation,
+            drained=frozenset(node.decode("utf-8", "backslashreplace") for node in drained),
         )
 
     def dead_letters(self, job: str, count: int = 100) -> list[DeadLetter]:
@@ -351,6 +379,8 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
             operations=tuple(read_past(line) for line in text.get("operations", "").splitlines()),
+            is_submitted="submitted" in text,
+            still={k.removeprefix("still:"): int(at) for k, at in sorted(text.items()) if k.startswith("still:")},
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
@@ -363,7 +393,12 @@ def _change(line: str) -> StateChange:
 
 
 def _partition(
-    job: str, place: tuple[int, int], raw: list[bytes | None], queued: int, assigned: dict[bytes, bytes]
+    job: str,
+    place: tuple[int, int],
+    raw: list[bytes | None],
+    queued: int,
+    assigned: dict[bytes, bytes],
+    aims: dict[str, Aim],
 ) -> PartitionFacts:
     with ours(keys.meta(job, *place)):
         meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
@@ -372,7 +407,9 @@ def _partition(
         position = Position(entry_id(meta["pos"] or "1-0"), number["rec"])
     with ours(keys.assignment(job)):
         owner, incarnation, _token = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
+    aim = aims.get(f"{place[0]}.{place[1]}")
     return PartitionFacts(
+        aim=aim if aim is not None and aim.token == meta["token"] else None,
         stage=place[0],
         partition=place[1],
         owner=owner,

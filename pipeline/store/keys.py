@@ -35,6 +35,8 @@ def job(job: str) -> str:
     operation_n: how many lifecycle operations there were. operations: a line for each of the newest that has ended.
     `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
     many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
+
+    `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
     return of_job(job) + ":job"
 
@@ -45,6 +47,19 @@ def operation(job: str) -> str:
     Begun from outside, carried on by the leader, gone when it has ended.
     """
     return of_job(job) + ":operation"
+
+
+def versions(job: str) -> str:
+    """List: the versions of the job's pipeline, newest first, each with its time. Written by who runs it, bounded."""
+    return of_job(job) + ":versions"
+
+
+def rollout(job: str) -> str:
+    """Hash: worker, or `*` for all others -> `code target` that it is to run, target empty for its own file.
+
+    Written by submit and upgrade, followed by agents. Not there for a job whose workers run what they find.
+    """
+    return of_job(job) + ":rollout"
 
 
 def removing(job: str) -> str:
@@ -62,8 +77,26 @@ def assignment(job: str) -> str:
     return of_job(job) + ":assignment"
 
 
+def moving(job: str) -> str:
+    """Hash: `stage.partition` -> `token|worker|incarnation|nonce|asked|why`: a move that the leader wants.
+
+    `token` is the present owner's, `asked` when it was asked for, in milliseconds; 0 while that is only planned.
+    """
+    return of_job(job) + ":moving"
+
+
+def moves(job: str) -> str:
+    """List: `at|stage.partition|from|to|why|how|pause in ms` of the last moves, newest first. Written by new owners."""
+    return of_job(job) + ":moves"
+
+
+def drained(job: str) -> str:
+    """Hash: node -> `milliseconds` since when it is to have no work, or `milliseconds stop`. Written by command."""
+    return of_job(job) + ":drained"
+
+
 def control(job: str) -> str:
-    """Stream: control messages, which say "look"; bounded by the script that appends."""
+    """Stream: control messages (`pipeline.messages`), which say "look"; bounded by the script that appends."""
     return of_job(job) + ":control"
 
 
@@ -90,6 +123,7 @@ def meta(job: str, stage: int, partition: int) -> str:
 
     `mark`: where the inbox ended at the cut of the savepoint that is being written, until the position is behind that.
     restored, restored_end: its position, and the place behind its last entry, when the server's run began.
+    moved: `from|why|how|since`, from a change of owner until the new one has acquired it.
     `sent`: records given to each target, as JSON. `left_out`: records passed whose id was known. `letters`: dead
     letters written. See `pipeline.books`.
     switch: the entry at which the number of its stage's partitions changes, until it has passed that; `before` of them

@@ -60,9 +60,12 @@ class Leadership:
         nonce: str,
         ticket: bytes,
         is_unclean: bool,
+        why: str = "",
+        still_ms: int = 0,
     ) -> bool:
         """Gives the partition to (worker, incarnation). False when the term is not the next, or the job has ended.
 
+        With `why` the move is kept, with the time for which the partition stands still: it has for `still_ms` by now.
         Raises StaleTerm.
         """
         names = [
@@ -72,8 +75,10 @@ class Leadership:
             keys.meta(job, *place),
             keys.queue(job, *place),
             keys.job(job),
+            keys.moving(job),
         ]
         args = [token, f"{place[0]}.{place[1]}", *worker, term, nonce, ticket, "1" if is_unclean else "0"]
+        args += [why, still_ms]
         return self._answer(job, self._scripts.run("assign", names, args)) == 1
 
     def sweep(self, job: str, token: str, place: tuple[int, int], is_at_work: bool) -> bool:
@@ -171,6 +176,13 @@ class LeaderRegistry:
             at_ms = self._scripts.client.zscore(keys.leaders(), self._name)
             seconds, micros = self._scripts.client.time()
         return None if at_ms is None else max(0.0, seconds + micros / 1e6 - at_ms / 1000)
+
+    def others(self, silent_seconds: float) -> list[str]:
+        """All leaders that were heard of within so many seconds. Raises StoreError."""
+        with translated():
+            seconds, _ = self._scripts.client.time()
+            raw = self._scripts.client.zrangebyscore(keys.leaders(), 1000 * (seconds - silent_seconds), "+inf")
+        return [name.decode("utf-8", "replace") for name in raw]
 
     def retire(self, leader: str, silent_seconds: float) -> bool:
         """Takes a silent leader out, with its tick queue. False if it was heard of since. Raises StoreError."""

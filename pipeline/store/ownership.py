@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from pipeline.codec import key_field, read_key_field, read_timer_member, state_field
-from pipeline.errors import ForeignData
+from pipeline.control import read_control
+from pipeline.errors import DecodingError, ForeignData
 from pipeline.keying import group_of
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
@@ -20,7 +22,10 @@ from pipeline.store.connection import translated
 from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.holds import Hold, piece_field, read_hold
 from pipeline.store.losses import unknown_job
+from pipeline.store.moving import MOST_MOVES, read_aims
 from pipeline.store.scripts import Scripts
+
+logger = logging.getLogger(__name__)
 
 MOST_TRIED: Final = 10
 """Attempts at a record that are remembered with their errors."""
@@ -138,15 +143,34 @@ class Ownership:
         return [(calm[number - 1], read_entries(raw)) for number, raw in answer]
 
     def wait_for_control(self, last: str, wait_ms: int) -> str:
-        """The id of the last control message behind `last`, or `last` when none came within `wait_ms`."""
+        """The id of the last control message behind `last`, or `last` when none came within `wait_ms`.
+
+        A message of an unknown kind is told as an error; it says "look" like all others.
+        """
         with translated():
             found = self.scripts.client.xread({keys.control(self.job): last}, block=wait_ms)
+        for id_, fields in found[0][1] if found else ():
+            try:
+                read_control(fields)
+            except DecodingError as error:
+                logger.error("%s: job=%s id=%s", error, self.job, id_.decode())
         return found[0][1][-1][0].decode() if found else last
 
     def assigned(self) -> list[Assigned]:
         """The rows of the table that name this incarnation of this worker."""
+        return self.table()[0]
+
+    def table(self) -> tuple[list[Assigned], dict[str, str]]:
+        """The rows that name this incarnation of this worker; and what owners are asked to give away: token by name."""
         with translated():
-            raw = self.scripts.client.hgetall(keys.assignment(self.job))
+            pipe = self.scripts.client.pipeline(transaction=False)
+            pipe.hgetall(keys.assignment(self.job))
+            pipe.hgetall(keys.moving(self.job))
+            raw, moving = pipe.execute()
+        asked = {name: aim.token for name, aim in read_aims(self.job, moving).items() if aim.asked_ms}
+        return self._rows(raw), asked
+
+    def _rows(self, raw: dict[bytes, bytes]) -> list[Assigned]:
         rows = []
         with ours(keys.assignment(self.job)):
             for place, value in raw.items():
@@ -155,6 +179,28 @@ class Ownership:
                 if worker == self.worker and incarnation == self.incarnation:
                     rows.append(Assigned(int(stage), int(partition), worker, incarnation, token))
         return rows
+
+    def give_away(self, row: Assigned, ticket: bytes, rested_ms: int) -> bool:
+        """Gives the partition to the worker that the leader means; True when it is ours no more.
+
+        False when nobody asks for it, or that worker is gone: then it stays. `ticket`: of the next term. rested_ms:
+        time since the last slice there. Raises StoreError: it is not known then.
+        """
+        at = (self.job, row.stage, row.partition)
+        names = [keys.meta(*at), keys.assignment(self.job), keys.control(self.job), keys.queue(*at), keys.job(self.job)]
+        names += [keys.moving(self.job), keys.workers(self.job)]
+        args = [row.token, f"{row.stage}.{row.partition}", ticket, rested_ms]
+        return bool(self.scripts.run("collected", names, args)[0] in (1, -1))
+
+    def _note_move(self, row: Assigned) -> None:
+        names = [keys.meta(self.job, row.stage, row.partition), keys.moves(self.job), keys.job(self.job)]
+        self.scripts.run("moved", names, [row.token, f"{row.stage}.{row.partition}", MOST_MOVES])
+
+    def still_stages(self) -> frozenset[str]:
+        """The stages that are paused. Raises StoreError."""
+        with translated():
+            names = self.scripts.client.hkeys(keys.job(self.job))
+        return frozenset(name[6:].decode("utf-8", "replace") for name in names if name.startswith(b"still:"))
 
     def acquire(self, row: Assigned, held_groups: Sequence[int] = ()) -> Acquired | None:
         """Where the partition stands; its owner works once without a ticket. None when the row is out of date.
@@ -176,6 +222,9 @@ class Ownership:
             held = {read_key_field(name): read_hold(data) for name, data in zip(*[iter(answer[5])] * 2, strict=True)}
         with ours(names[0]):
             meta = _pairs(answer[1])
+        if "moved" in meta:
+            self._note_move(row)
+        with ours(names[0]):
             position = Position(entry_id(meta["pos"]), integer(meta, "rec"))
             attempts, tried = _attempts(meta) if meta.get("tried_at") == str(position) else (0, ())
             return Acquired(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.chaos import Run, Site, a_chance, moments
-from tests.e2e.test_examples import EXAMPLES
+from tests.e2e.references import EXAMPLES
 
 
 def expected_of(folder: Path) -> tuple[list[str], dict[str, int]]:

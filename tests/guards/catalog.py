@@ -21,6 +21,8 @@ _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
 _CUTS: Final = "tests/store/test_cuts.py"
 _MOVED: Final = "tests/store/test_rescales.py"
 _RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
+_MOVES: Final = "tests/store/test_moving.py"
+_SUSPENDS: Final = "tests/store/test_cuts.py -k in_flight"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -33,6 +35,7 @@ GUARDS: Final = (
     Guard("table version", "commit", "if j[2] ~= ARGV[6] then return {-3} end", ""),
     Guard("run of the server", "commit", "if j[3] ~= server then return {-6} end", "", _RESTARTED),
     Guard("token of who acquires", "acquire", "if call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {-1} end", ""),
+    Guard("token of who gives away", "collected", "if m[1] ~= ARGV[1] then return {-1} end", "", _MOVES),
     Guard("sequence, what was taken", "append", "if last >= first + count - 1 then", "if false then"),
     Guard("sequence, what was taken in part", "append", "if last >= first then return {3, last} end", ""),
     Guard("sequence, gaps", "append", "if first ~= last + 1 then return {-6, last} end", ""),
@@ -58,7 +61,8 @@ GUARDS: Final = (
     Guard("gate of keys", "commit", "if ARGV[2] == switch and tonumber(m[17]", "if false and tonumber(m[17]", _MOVED),
     Guard("arrival at a mark", "commit", "  arrive(gives)\n", "", _MOVED),
     Guard("end of one that comes back", "rescale", "if ended[k] ~= '9007199254740991' then", "if false then", _MOVED),
-    Guard("no cut among an operation", "cut", "if o[1] then return {-9", "if false then return {-9", _MOVED),
+    Guard("no cut among an operation", "cut", "if o[1] then return {-10", "if false then return {-10", _MOVED),
     Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
+    Guard("nothing in flight", "cut", "if suspends and m[3] ~= ", "if false and m[3] ~= ", _SUSPENDS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

@@ -29,7 +29,7 @@ def job(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalJob]:
 def lead(job: LocalJob) -> dict[str, int]:
     """One round of a new leader's duty; workers are told."""
     job.worker().ownership.heartbeat("{}")
-    placement = Placement(job.leader, lambda: job.leader.server, random.Random(1))
+    placement = Placement(job._scripts, job.leader, lambda: job.leader.server, random.Random(1))
     duty = Rescaling(OperationStore(job._scripts), job.jobs.facts, placement)
     done = duty.run_once(job.jobs.facts("j"), job.token)
     job.plan = job.jobs.read("j").plan

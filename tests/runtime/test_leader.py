@@ -34,6 +34,7 @@ from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
+from pipeline.store.moving import MovingStore
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import TICK, message, ticket
@@ -135,8 +136,34 @@ def test_a_worker_that_joins_gets_its_share(site: Site) -> None:
 
     beat(first, second)
 
-    assert round_.run_once() == {"assigned": 2}
+    assert round_.run_once() == {"asked": 2}
+    assert round_.run_once() == {}
+    rows, asked = first.table()
+    assert len(asked) == 2
+    for row in rows:
+        first.give_away(row, ticket(JOB, row.stage, row.partition, row.term + 1), 0)
+    assert round_.run_once() == {}
     assert sorted(site.owners().values()) == ["w1", "w1", "w2", "w2"]
+
+
+def test_what_an_owner_does_not_give_away_in_time_is_taken_from_it(site: Site) -> None:
+    site.create(partitions=1, collect_seconds=0.05, lease_seconds=60.0)
+    first, second = site.worker("w1"), site.worker("w2")
+    beat(first)
+    round_ = site.round()
+    round_.run_once()
+    beat(first, second)
+    assert round_.run_once() == {"asked": 1}
+    (asked,) = first.table()[1]
+
+    wait_until(lambda: round_.run_once() == {"assigned": 1})
+
+    assert site.owners()[asked] == "w2"
+    assert site.partition(asked).term == 2
+    assert second.acquire(second.assigned()[0]) is not None
+    (moved,) = MovingStore(site.scripts, JOB).moves()
+    assert (moved.before, moved.owner, moved.why, moved.how) == ("w1", "w2", "levelling", "forced")
+    assert moved.pause_ms >= 50
 
 
 def test_the_partitions_of_a_silent_worker_move_under_a_higher_term_and_count_a_death(site: Site) -> None:

@@ -536,7 +536,7 @@ def test_senders_of_the_job_before_are_refused_by_one_that_has_its_id(redis_url:
     with LocalJob(redis_url, counting()) as job:
         job.assign()
         job.send("aab")
-        savepoint = save(job, tmp_path, stops=True)
+        savepoint = save(job, tmp_path, ends=JobState.CANCELLED)
         job.jobs.remove("j")
         with LocalJob(redis_url, counting(), savepoint=savepoint) as restored:
             with pytest.raises(Exception, match="removed"):

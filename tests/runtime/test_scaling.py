@@ -33,6 +33,7 @@ from pipeline.store.leadership import Leadership
 from pipeline.store.ownership import Ownership
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
+from pipeline.tickets import ticket
 from stages.agent import Agent
 from stages.sizing import LEAVE_SECONDS, Sizing
 from stages.supervision import ChildSpec, ChildState
@@ -107,8 +108,14 @@ class Site:
                 Ownership(self.scripts, JOB, child.name, child.incarnation).heartbeat(report)
 
     def lead(self) -> None:
+        """A round, and each worker gives away what it is asked for."""
         self.beat()
         self.round.run_once()
+        for child in self.agent.children():
+            worker = Ownership(self.scripts, JOB, child.name, child.incarnation)
+            rows, asked = worker.table()
+            for row in rows if asked else ():
+                worker.give_away(row, ticket(JOB, row.stage, row.partition, row.term + 1), 0)
 
     def owners(self) -> set[str]:
         return {part.owner for part in self.jobs.facts(JOB).partitions}

@@ -37,14 +37,6 @@ def test_the_search_is_the_same_again(found_without_faults: tuple[int, int, int]
     assert (found.states, found.steps, found.interleavings) == found_without_faults
 
 
-@pytest.mark.timeout(400)
-def test_with_one_fault_anywhere_every_interleaving_keeps_its_promises() -> None:
-    found = Search(faults=1).run()
-
-    assert found.broken == "", "\n".join(found.way)
-    assert found.states > 10_000
-
-
 @pytest.mark.parametrize(
     ("guard", "faults", "is_early"),
     [

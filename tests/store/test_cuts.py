@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pipeline.codec import decode_batch, state_field
-from pipeline.errors import JobStateError, SavepointError, SavepointLost, StoreError, UnknownJob
+from pipeline.errors import JobStateError, NotQuiet, SavepointError, SavepointLost, StoreError, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
 from pipeline.settings import Limits
@@ -246,13 +246,40 @@ def test_a_dead_exporter_is_tidied_up_behind_and_cannot_go_on(bench: Bench) -> N
 def test_a_savepoint_may_stop_its_job_at_the_very_instant_of_the_cut(bench: Bench) -> None:
     hand = bench.worker()
 
-    a_store(bench).cut("s", stops=True)
+    a_store(bench).cut("s", JobState.CANCELLED)
 
     assert hand.commit(writes=[Write("HSET", a_state(bench, 3), ["a", 1])]) == Refused(Refusal.STOPPED)
     record = bench.jobs.read("j")
     assert (record.state, record.reason) == (JobState.CANCELLED, "stopped with the savepoint s")
     with pytest.raises(JobStateError, match="cannot be stopped"):
-        a_store(make_free(bench)).cut("t", stops=True)
+        a_store(make_free(bench)).cut("t", JobState.CANCELLED)
+
+
+def test_a_job_with_anything_in_flight_is_not_suspended_and_nothing_is_changed(bench: Bench) -> None:
+    bench.lane().append(1, a_batch("a", "b"))
+    before = bench.client.hgetall(keys.job("j"))
+
+    with pytest.raises(NotQuiet):
+        a_store(bench).cut("s", JobState.SUSPENDED)
+
+    assert bench.client.hgetall(keys.job("j")) == before
+    assert kept_keys(bench) == []
+
+
+def test_one_with_nothing_in_flight_is_suspended_at_the_cut(bench: Bench) -> None:
+    hand = bench.worker()
+
+    a_store(bench).cut("s", JobState.SUSPENDED)
+
+    assert hand.commit(writes=[Write("HSET", a_state(bench, 3), ["a", 1])]) == Refused(Refusal.STOPPED)
+    record = bench.jobs.read("j")
+    assert (record.state, record.reason) == (JobState.SUSPENDED, "suspended with the savepoint s")
+
+
+def test_a_draining_job_is_not_suspended(bench: Bench) -> None:
+    bench.jobs.transition("j", JobState.DRAINING)
+    with pytest.raises(JobStateError, match="is draining"):
+        a_store(bench).cut("s", JobState.SUSPENDED)
 
 
 def make_free(bench: Bench) -> Bench:

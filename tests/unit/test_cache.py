@@ -155,3 +155,22 @@ def test_clear_forgets_both_generations() -> None:
     cache.clear()
 
     assert sizes(cache) == cache.young_bytes == 0
+
+
+def test_it_tells_how_much_it_holds_in_both_generations() -> None:
+    cache = StateCache(["op"], 1000)
+    stored = {key: encode_value(key) for key in range(20)}
+
+    def load(wanted: Any) -> Any:
+        return {"op": [(key, stored[key]) for key in wanted]}
+
+    assert (cache.keys, cache.size_bytes) == (0, 0)
+    for key in range(20):
+        cache.prepare({key}, load)
+        assert cache.keys == len(cache.state["op"]) + len(cache._old["op"])
+        assert cache.size_bytes == sum(cache._sizes.values()) + sum(cache._old_sizes.values())
+        cache.prepare({max(0, key - 2)}, load)
+        assert cache.size_bytes == sum(cache._sizes.values()) + sum(cache._old_sizes.values())
+    assert cache.size_bytes > 0
+    cache.clear()
+    assert (cache.keys, cache.size_bytes) == (0, 0)

@@ -202,6 +202,16 @@ def test_a_stage_shows_the_sums_of_its_partitions_and_the_worst_lag() -> None:
     assert (stage["lag_ms"], stage["is_lag_least"]) == (0, True)
 
 
+def test_a_paused_stage_is_shown_as_paused_with_its_partitions() -> None:
+    facts = a_job(a_partition(0), a_partition(1, ring="1"), a_partition(1, done=True))
+    name = facts.record.plan.stage_name(1)
+
+    picture = pictured(replace(facts, record=replace(facts.record, still={name: 1})))
+
+    assert [stage["is_paused"] for stage in picture["stages"]][:2] == [False, True]
+    assert [part["state"] for part in picture["partitions"]] == ["idle", "its stage is paused", "done"]
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

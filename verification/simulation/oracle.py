@@ -15,8 +15,8 @@ class Broken(Exception):
 class Oracle:
     """Remembers, apart from what is stored, who owns what and how far each partition and sender is.
 
-    A commit is accepted only from whom the leader has assigned the partition to last, and only from where the commit
-    before it has ended; numbers of senders grow without a gap; only the holder of the lease assigns.
+    A commit is accepted only from who was given the partition last, and only from where the commit before it has ended;
+    numbers of senders grow without a gap; only the holder of the lease assigns and asks, only the owner gives away.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,10 @@ class Oracle:
                 self._append(keys[2], args, reply[1])
             case "assign" if code == 1:
                 self._assign(keys[3], args)
+            case "collect" if code == 1:
+                self._lead(keys[3], args)
+            case "collected" if code == 1:
+                self._give(keys[0], args, reply[1])
             case "lease" if code == 1:
                 self._leader = reply[1]
             case "adopt" if code == 1:
@@ -60,9 +64,17 @@ class Oracle:
             raise Broken(f"sender {args[0].decode()}: {first}..{last} was taken behind {before}")
         self._senders[sender] = last
 
-    def _assign(self, meta: bytes, args: Sequence[bytes]) -> None:
+    def _lead(self, meta: bytes, args: Sequence[bytes]) -> None:
         if args[0] != self._leader:
-            raise Broken(f"{meta.decode()}: {args[0].decode()} assigns, and {self._leader.decode()} leads")
+            raise Broken(f"{meta.decode()}: {args[0].decode()} decides, and {self._leader.decode()} leads")
+
+    def _give(self, meta: bytes, args: Sequence[bytes], token: bytes) -> None:
+        if args[0] != self._tokens.get(meta):
+            raise Broken(f"{meta.decode()}: {args[0].decode()} gave it away, which does not own it")
+        self._tokens[meta] = token
+
+    def _assign(self, meta: bytes, args: Sequence[bytes]) -> None:
+        self._lead(meta, args)
         before = int(self._tokens.get(meta, b"0").split(b":")[0])
         if int(args[4]) <= before:
             raise Broken(f"{meta.decode()}: term {int(args[4])} was given behind {before}")

@@ -44,8 +44,10 @@ _HEARD: Final = 0.6
 """How often an agent sees the death of its worker; else only its heartbeats fall silent."""
 
 
-_DECISIVE: Final = frozenset({"acquire", "assign", "adopt", "append", "close", "commit", "register", "take"})
-_WATCHED: Final = frozenset({"commit", "append", "assign", "lease", "adopt"})
+_DECISIVE: Final = frozenset(
+    {"acquire", "assign", "adopt", "append", "close", "collect", "collected", "commit", "register", "take"}
+)
+_WATCHED: Final = frozenset({"commit", "append", "assign", "collect", "collected", "lease", "adopt"})
 
 
 class Process:

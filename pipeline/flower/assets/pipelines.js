@@ -9,8 +9,9 @@
   const NARROW_PX = 620;
 
   const TONES = {
-    running: "busy", draining: "busy", publishing: "busy", finished: "good", failed: "bad", cancelled: "warn",
-    "at work": "busy", "no owner": "bad", "waits for a full inbox": "warn", done: "good",
+    running: "busy", draining: "busy", publishing: "busy", finished: "good", failed: "bad",
+    cancelled: "warn", suspended: "warn",
+    "at work": "busy", "no owner": "bad", "waits for a full inbox": "warn", "its stage is paused": "warn", done: "good",
     alive: "good", silent: "warn", dead: "bad",
   };
 
@@ -184,7 +185,7 @@
 
   function tone(stage) {
     if (stage.unowned && stage.done < stage.partitions) return "bad";
-    if (stage.dead || stage.waiting) return "warn";
+    if (stage.dead || stage.waiting || stage.is_paused) return "warn";
     if (stage.done === stage.partitions) return "good";
     return stage.taken_rate > 0 || stage.backlog ? "busy" : "";
   }
@@ -220,7 +221,8 @@
         cut(stage.operators.concat(stage.sinks.map((name) => "→ " + name)).join(" · ") || "no operators", 34)),
       shape("text", { x: 14, y: 64 }, rate(stage.taken_rate) + " in/s, " + rate(stage.emitted_rate) + " out/s"),
       shape("text", { x: 14, y: 84 }, "backlog " + count(stage.backlog) + ", lag " + lag(stage)),
-      shape("text", { class: "quiet", x: 14, y: 104 }, stage.done + " of " + stage.partitions + " partitions done" +
+      shape("text", { class: "quiet", x: 14, y: 104 }, (stage.is_paused ? "paused, " : "") + stage.done + " of " +
+        stage.partitions + " partitions done" +
         (stage.dead ? ", " + count(stage.dead) + " dead" : stage.waiting ? ", " + stage.waiting + " wait" : "")),
     );
     return group;

@@ -9,7 +9,7 @@ local j = call('HMGET', job, 'state', 'generation', 'made_at', 'lost', 'halted',
 if not j[1] then return {-5} end
 if j[2] ~= ARGV[1] then return {-2} end
 if not j[4] then return {0} end
-if j[1] ~= 'failed' and j[1] ~= 'cancelled' then return {-3, j[1]} end
+if j[1] ~= 'failed' and j[1] ~= 'cancelled' and j[1] ~= 'suspended' then return {-3, j[1]} end
 local metas, outs, logs = {}, {}, {}
 for i = 7, #KEYS do
   local at = i <= 6 + tonumber(ARGV[2]) and metas or i <= 6 + tonumber(ARGV[2]) + tonumber(ARGV[3]) and outs or logs

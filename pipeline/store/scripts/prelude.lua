@@ -215,6 +215,26 @@ local function leads(leader, token)
   return h[1] == token and h[2] == server
 end
 
+-- Gives a partition to its next owner, and rings, so that this one works at once. The one before loses it with this. Whose
+-- it was and since when it stands still is noted until the new owner has acquired it: nobody worked on it before, so a
+-- note that is there still keeps its beginning. Begins with a command that shrinks; the types are checked by the caller.
+local function hand_over(meta, assignment, control, queue, moving, to)
+  local h = call('HMGET', meta, 'owner', 'moved')
+  local from, since = string.match(h[2] or '', '^([^|]*)|.*|(%d+)$')
+  call('HDEL', meta, 'ring', 'trying', 'moved')
+  call('HDEL', moving, to.place)
+  call('DEL', queue)
+  call('HSET', meta, 'term', to.term, 'token', to.token, 'owner', to.worker, 'queue', queue, 'ticket', to.ticket)
+  if h[1] and to.why ~= '' then
+    since = since and math.min(tonumber(since), to.since) or to.since
+    call('HSET', meta, 'moved', table.concat({from or h[1], to.why, to.how, int(since)}, '|'))
+  end
+  call('HSET', assignment, to.place, to.worker .. '|' .. to.incarnation .. '|' .. to.token)
+  ring(meta)
+  call('XADD', control, 'MAXLEN', '~', 1000, '*', 'kind', 'Assign', 'partition', to.place, 'worker', to.worker, 'term', to.term,
+    'leader', to.by)
+end
+
 -- Ends every ownership of a job's partitions, and notes where each one stands now. The next term is greater than any that
 -- was ever given, also by a server that has forgotten it: terms become the milliseconds since the job was made.
 -- `outs`: metas of the output streams, which keep where they ended as well.
@@ -230,7 +250,7 @@ local function end_ownerships(metas, outs, assignment, elapsed)
   end
   call('DEL', assignment)
   for i, meta in ipairs(metas) do
-    call('HDEL', meta, 'token', 'owner', 'trying')
+    call('HDEL', meta, 'token', 'owner', 'trying', 'moved')
     call('HSET', meta, 'term', found[i][1], 'restored', found[i][2], 'restored_end', found[i][3])
   end
   for i, out in ipairs(outs) do call('HSET', out, 'restored_end', ends[i]) end

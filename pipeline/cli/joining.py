@@ -1,0 +1,118 @@
+"""`celeriac worker`: joins a node to a running job. It becomes the node's agent, which keeps its workers running."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import click
+
+from pipeline.cli.exits import HELP
+from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.services import checkout_path
+from pipeline.errors import JobStateError, PipelineError
+from pipeline.facts import JobFacts
+from pipeline.lifecycle import WORKING
+from pipeline.loader import load_graph
+from pipeline.nodes import NO_NAME, NODE_NAME, free_name, is_in_use
+from pipeline.plan import fingerprint
+from pipeline.programs.checking import find_programs
+from pipeline.store.connection import check_server, connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.permissions import check_permissions
+from pipeline.store.scripts import Scripts
+
+_LOOK_SECONDS: Final = 0.2
+_SPARE_SECONDS: Final = 1.0
+
+
+def node_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Checks the name of a node, for click."""
+    if value is not None and not NODE_NAME.match(value):
+        raise click.BadParameter(f"{value!r} is no name of a node: {NO_NAME}")
+    return value
+
+
+NODE: Final = click.option(
+    "--node",
+    metavar="NAME",
+    envvar="CELERIAC_NODE",
+    show_envvar=True,
+    callback=node_name,
+    help="Name this node; each agent of a job has a name of its own. Default: the host's.",
+)
+
+
+@click.command(epilog=HELP)
+@JOB
+@click.argument("target", metavar="FILE.py[:NAME]")
+@SERVER
+@click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
+@NODE
+@DEBUG
+def worker(job: str, target: str, redis_url: str, workers: int | None, node: str | None) -> NoReturn:
+    """Join a node to a running job, until the job ends or Ctrl-C.
+
+    Its workers are given partitions that others have; each of those pauses for some milliseconds. FILE.py is the job's
+    own file. Leader and sources stay where `celeriac run` is.
+    """
+    scripts = Scripts(connect(redis_url))
+    store = JobStore(scripts)
+    record = store.read(job)
+    if record.state not in WORKING:
+        raise JobStateError(f"job {job!r} is {record.state.value}: there is nothing to work on")
+    graph = load_graph(target)
+    if fingerprint(graph) != record.plan.fingerprint:
+        raise PipelineError(
+            f"{target} is not the pipeline that job {job!r} was started with", hint="give the file that it was run with"
+        )
+    find_programs(graph.nodes)
+    check_server(scripts.client)
+    check_permissions(scripts.client)
+    name = chosen_name(lambda: store.facts(job), node)
+    count = workers or len(os.sched_getaffinity(0))
+    click.echo(f"node {name} joins job {job} with {count} worker{'' if count == 1 else 's'}", err=True)
+    if name in store.facts(job).drained:
+        click.echo(f"it is drained: `celeriac node undrain {job} {name}` lets it have work", err=True)
+    sys.stderr.flush()
+    variables = {
+        "CELERIAC_REDIS": redis_url,
+        "CELERIAC_JOB": job,
+        "CELERIAC_PIPELINE": target,
+        "CELERIAC_NODE": name,
+        "CELERIAC_PROCESSES": str(count),
+        "CELERIAC_ONCE": "1",
+    }
+    environment = {key: value for key, value in os.environ.items() if key != "CELERIAC_WORKER"}
+    os.execve(
+        sys.executable, [sys.executable, "-P", "-m", "stages.member"], {**environment, **checkout_path(), **variables}
+    )
+
+
+def chosen_name(
+    look: Callable[[], JobFacts],
+    wanted: str | None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """The name of the node that joins. Raises JobStateError when the wanted one is taken.
+
+    An agent that has just been killed counts as living for the time of a lease: so long it is waited for.
+    """
+    facts = look()
+    if wanted is None:
+        return free_name(facts, socket.gethostname())
+    until = clock() + facts.record.plan.limits.lease_seconds + _SPARE_SECONDS
+    while is_in_use(facts, wanted):
+        if clock() >= until:
+            raise JobStateError(
+                f"job {facts.record.job!r} has a node {wanted!r} already, which is at work",
+                hint="each agent needs a name of its own: give another --node",
+            )
+        sleep(_LOOK_SECONDS)
+        facts = look()
+    return wanted

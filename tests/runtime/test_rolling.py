@@ -1,0 +1,198 @@
+"""An agent's workers change to another version when they own nothing, and results of submitted jobs are published."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import Pipeline, read, write
+from pipeline.errors import SinkError
+from pipeline.lifecycle import JobState
+from pipeline.store import keys
+from pipeline.store.agents import AgentLink
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
+from pipeline.store.versions import VersionStore
+from pipeline.versions import Version, Wanted
+from stages import publishing
+from stages.publishing import ResultPublisher
+from stages.rolling import LEAVE_SECONDS, Rolling
+from stages.supervision import ChildSpec, ChildState, ChildStatus
+from tests.runtime.harness import HandClock, LocalJob
+
+
+class FakeAgent:
+    """One worker `w0`, which is changed at once. `replaced`: the versions that it was given."""
+
+    def __init__(self) -> None:
+        self.version = ""
+        self.replaced: list[str] = []
+
+    def children(self) -> tuple[ChildStatus, ...]:
+        return (ChildStatus("w0", "worker", ChildState.RUNNING, 1, "1-a", 0, None, False, self.version),)
+
+    def replace(self, spec: ChildSpec, deadline_seconds: float) -> None:
+        self.version = spec.version
+        self.replaced.append(spec.version)
+
+
+def a_spec(name: str, wanted: Wanted | None) -> ChildSpec:
+    return ChildSpec(name, ("true",), {}, "worker", True, Path("log"), 0, wanted.encode() if wanted else "")
+
+
+class Bench:
+    """A job with two workers of which the agent has the first."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self.job, self.agent, self.clock = job, FakeAgent(), HandClock()
+        self.versions = VersionStore(job._scripts)
+        link: Any = AgentLink(job._scripts, "j")
+        agent: Any = self.agent
+        self.rolling = Rolling(agent, link, a_spec, clock=self.clock)
+
+    def beat(self, *names: str) -> None:
+        for name in names:
+            assert self.job.worker(name).ownership.heartbeat(json.dumps({}))
+
+    def leaving(self) -> bool:
+        return any(each.is_leaving for each in self.job.jobs.facts("j").workers)
+
+
+@pytest.fixture
+def bench(redis_url: str) -> Iterator[Bench]:
+    flow = Pipeline("flow")
+    flow.source(read.producer(), name="in").sink(write.stream("out"), name="out")
+    with LocalJob(redis_url, flow) as job:
+        job.assign("w0")
+        yield Bench(job)
+
+
+def test_a_worker_changes_when_others_have_what_it_owned(bench: Bench) -> None:
+    bench.beat("w0", "w1")
+    bench.rolling.run_once()
+    assert (bench.agent.replaced, bench.leaving()) == ([], False)
+
+    bench.versions.want("j", "w0", Wanted("c2", "/b.py"))
+    bench.rolling.run_once()
+    assert (bench.agent.replaced, bench.leaving()) == ([], True)
+
+    bench.job.assign("w1")
+    bench.rolling.run_once()
+    bench.rolling.run_once()
+    assert bench.agent.replaced == ["c2 /b.py"]
+    bench.versions.want("j", "*", Wanted("c2", "/b.py"))
+    bench.rolling.run_once()
+    assert bench.agent.replaced == ["c2 /b.py"]
+
+
+def test_a_worker_without_others_changes_at_once(bench: Bench) -> None:
+    bench.beat("w0")
+    bench.versions.want("j", "*", Wanted("c2"))
+
+    bench.rolling.run_once()
+
+    assert bench.agent.replaced == ["c2 "]
+
+
+def test_a_worker_whose_partitions_nobody_takes_changes_when_its_time_is_over(bench: Bench) -> None:
+    bench.beat("w0", "w1")
+    bench.versions.want("j", "w0", Wanted("c2"))
+    bench.rolling.run_once()
+    bench.clock.now = LEAVE_SECONDS - 1
+    bench.rolling.run_once()
+    assert bench.agent.replaced == []
+
+    bench.clock.now = LEAVE_SECONDS
+    bench.rolling.run_once()
+
+    assert bench.agent.replaced == ["c2 "]
+
+
+def test_a_worker_stays_when_the_change_is_called_off_in_time(bench: Bench) -> None:
+    bench.beat("w0", "w1")
+    bench.versions.want("j", "w0", Wanted("c2"))
+    bench.rolling.run_once()
+    assert bench.leaving()
+
+    bench.versions.want("j", "w0", None)
+    bench.rolling.run_once()
+
+    assert (bench.agent.replaced, bench.leaving()) == ([], False)
+
+
+# publishing
+
+
+def a_publisher(job: LocalJob) -> ResultPublisher:
+    beside = JobStore(Scripts(connect(job.url)))
+    return ResultPublisher(job.jobs, beside, "j")
+
+
+@pytest.fixture
+def ended(redis_url: str, tmp_path: Path) -> Iterator[LocalJob]:
+    """A submitted job whose records are all processed, and not published."""
+    flow = Pipeline("flow")
+    flow.source(read.producer(), name="in").sink(write.jsonl(str(tmp_path / "out")), name="out")
+    with LocalJob(redis_url, flow) as job:
+        VersionStore(job._scripts).add("j", Version("submitted", "c", "f", "flow.py", "me"), submitted=True)
+        job.assign()
+        job.send([1, 2, 3])
+        job.run_to_the_end()
+        job.jobs.transition("j", JobState.PUBLISHING)
+        yield job
+
+
+def rows(folder: Path) -> list[int]:
+    return sorted(int(line) for path in folder.glob("part-*") for line in path.read_text().split())
+
+
+def test_a_member_publishes_a_submitted_job_once(ended: LocalJob, tmp_path: Path) -> None:
+    one, other = a_publisher(ended), a_publisher(ended)
+
+    assert [one.run_once(), other.run_once()] == [True, False]
+
+    assert ended.jobs.state("j") is JobState.FINISHED
+    assert rows(tmp_path / "out") == [1, 2, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_a_job_that_a_run_has_is_left_to_it(ended: LocalJob) -> None:
+    VersionStore(ended._scripts).add("j", Version("run", "c", "f", "flow.py", "me"), submitted=False)
+
+    assert not a_publisher(ended).run_once()
+
+    assert ended.jobs.state("j") is JobState.PUBLISHING
+
+
+def test_who_publishes_is_waited_for_while_it_is_heard_and_then_another_goes_on(
+    ended: LocalJob, tmp_path: Path
+) -> None:
+    assert ended.jobs.claim("j", "")  # one that is killed now
+    assert not a_publisher(ended).run_once()
+
+    before = int(time.time() * 1000) - 60_000
+    ended.client.hset(keys.job("j"), "claim", f"{before} gone")
+    assert a_publisher(ended).run_once()
+
+    assert rows(tmp_path / "out") == [1, 2, 3]
+
+
+def test_a_sink_that_refuses_fails_the_job_with_its_reason(ended: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise SinkError("the disk is full", "make room")
+
+    monkeypatch.setattr(publishing, "publish_job", refuse)
+
+    assert a_publisher(ended).run_once()
+
+    record = ended.jobs.read("j")
+    assert (record.state, record.reason) == (
+        JobState.FAILED,
+        "its results cannot be published: the disk is full (make room)",
+    )
