@@ -11,6 +11,7 @@ import pytest
 
 from pipeline import ErrorPolicy, KeyedOperator, Pipeline, dead_letter, hold_key, read, write
 from pipeline.kernel.contract import Emitted, TimerChanges
+from pipeline.lifecycle import JobState
 from pipeline.messages import Watermark, encode_header
 from pipeline.operations import Phase
 from pipeline.savepoints.export import take_savepoint
@@ -338,7 +339,7 @@ def test_a_savepoint_of_a_rescaled_job_is_restored_with_any_number(
     job.send(numbered(KEYS, 2, 5))
     serve_some(job, 1)
     place = LocalPlace(tmp_path)
-    take_savepoint(job._scripts, job.jobs.read("j"), place, "s", stops=True)
+    take_savepoint(job._scripts, job.jobs.read("j"), place, "s", ends=JobState.CANCELLED)
 
     with LocalJob(
         redis_url, sequence_pipeline(2), partitions=others, job="k", savepoint=Savepoint(place, "s")
