@@ -64,5 +64,5 @@ def comes_back(worker: WorkerFacts) -> frozenset[str]:
 
 
 def waiting(worker: WorkerFacts) -> frozenset[str]:
-    """The partitions of which it holds a finished step back, until the inbox that it found full has room."""
-    return frozenset(hand.partition for hand in hands(worker) if hand.why == "full")
+    """The partitions that go on when they are rung: they found an inbox full, or are to be given keys first."""
+    return frozenset(hand.partition for hand in hands(worker) if hand.why in ("full", "gated"))

@@ -14,6 +14,7 @@ from leader.duties.gate import Gate
 from leader.duties.lifecycle import Lifecycle
 from leader.duties.placement import Placement
 from leader.duties.readers import Readers
+from leader.duties.rescaling import Rescaling
 from leader.duties.restarts import Memory, Restarts
 from leader.duties.retention import Retention
 from leader.duties.retry import Retry
@@ -22,6 +23,7 @@ from leader.round import Duties, Round
 from pipeline.store.books import BookStore
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
+from pipeline.store.operations import OperationStore
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
 
@@ -44,11 +46,13 @@ def make_round(
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
         cuts = Cuts(scripts)
+        placement = Placement(scripts, leadership, lambda: leadership.server, rng)
         return Duties(
             working=(
                 restarts,
                 Gate(leadership, jobs.memory),
-                Placement(scripts, leadership, lambda: leadership.server, rng),
+                placement,
+                Rescaling(OperationStore(scripts), jobs.facts, placement),
                 Retry(leadership, rng),
                 Ending(leadership),
                 Lifecycle(jobs),

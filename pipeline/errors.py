@@ -148,6 +148,10 @@ class JobStateError(StoreError):
     """Raised when the job's state does not allow what was asked."""
 
 
+class Busy(JobStateError):
+    """Raised when a lifecycle operation, or a savepoint, of the job is under way: one at a time."""
+
+
 class NotQuiet(JobStateError):
     """Raised when a job was to be ended with nothing in flight, and something is."""
 

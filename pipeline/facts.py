@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.lifecycle import WORKING, JobState
+from pipeline.operations import Operation, PastOperation
 from pipeline.plan import Plan
 from pipeline.positions import Position
 from pipeline.scaling.settings import Scaling
@@ -56,6 +57,8 @@ class JobRecord:
     """The number of the savepoint that is being written, or was left by an exporter that is gone; 0 for none."""
     restoring: str = ""
     """While the job is filled from a savepoint: the name of that."""
+    operations: tuple[PastOperation, ...] = ()
+    """The newest lifecycle operations that have ended, oldest first."""
     is_submitted: bool = False
     """Whether its workers publish its results; else the run that has it does."""
     still: dict[str, int] = field(default_factory=dict)
@@ -101,7 +104,9 @@ class Moved:
 class PartitionFacts:
     """One partition. `backlog` is in records, `queued` the number of tickets in its queue.
 
-    ring: "" (idle), "1" (a ticket exists or its owner is at work), "w" (waits for a full inbox).
+    ring: "" (idle), "1" (a ticket exists or its owner is at work), "w" (waits for a full inbox), "g" (waits for those
+        that give it keys).
+    is_switching: it has not passed the place yet where the number of its stage's partitions changes.
     held, held_bytes: records behind dead letters that hold their keys.
     """
 
@@ -130,12 +135,18 @@ class PartitionFacts:
     held_bytes: int = 0
     head: int = 0
     """Records that were ever appended."""
+    is_switching: bool = False
     aim: Aim | None = None
     """Where it is to move; None also for what was meant for an owner before this one."""
 
     @property
     def name(self) -> str:
         return f"{self.stage}.{self.partition}"
+
+    @property
+    def is_through(self) -> bool:
+        """Nothing is left to do for it: its input has ended, and it has passed that."""
+        return self.done and not self.is_switching
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,8 @@ class JobFacts:
     """What the leader found wrong in the books, oldest first."""
     leader_term: int = 0
     """Grows with each change of leaders."""
+    operation: Operation | None = None
+    """The lifecycle operation under way."""
     drained: frozenset[str] = frozenset()
     """Nodes whose workers are to own nothing."""
 

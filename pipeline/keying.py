@@ -72,6 +72,11 @@ def check_keys(keys: Iterable[Any]) -> None:
                 raise EncodingError(str(error), index, error.hint) from error
 
 
+def groups_of_partition(partition: int, partitions: int) -> list[int]:
+    """The key groups that one of so many partitions serves, by `first_table`; none for one that is too many."""
+    return [group for group, owner in enumerate(first_table(partitions)) if owner == partition]
+
+
 def first_table(partitions: int) -> list[int]:
-    """The group -> partition table that a keyed stage starts with: contiguous ranges of groups."""
+    """The group -> partition table of a keyed stage with so many partitions: contiguous ranges of groups."""
     return [group * partitions // GROUPS for group in range(GROUPS)]

@@ -47,7 +47,7 @@ def _row(facts: JobFacts, name: str) -> NodeRow:
 def owned_by(facts: JobFacts, node: str) -> list[PartitionFacts]:
     """The partitions, not done, of the node's workers."""
     workers = {(worker.name, worker.incarnation) for worker in facts.workers if worker.node == node}
-    return [part for part in facts.partitions if not part.done and (part.owner, part.incarnation) in workers]
+    return [part for part in facts.partitions if not part.is_through and (part.owner, part.incarnation) in workers]
 
 
 def is_live(facts: JobFacts, worker: WorkerFacts) -> bool:

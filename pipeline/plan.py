@@ -30,6 +30,8 @@ class StagePlan(msgspec.Struct, frozen=True):
     sinks: names of the Sink nodes in this stage.
     upstream: indices of the stages that feed this one; empty for an entry stage.
     on_error: what is done about records that fail in it.
+    partitions: how many it ever had at most: all of them exist, with their counts and logs.
+    active: how many of them serve its keys now; None for all. The others have ended.
     """
 
     index: int
@@ -41,6 +43,12 @@ class StagePlan(msgspec.Struct, frozen=True):
     sinks: tuple[str, ...]
     upstream: tuple[int, ...]
     on_error: ErrorPolicy = GIVE_UP
+    active: int | None = None
+
+    @property
+    def serving(self) -> int:
+        """The number of partitions that serve now: keys go to 0 .. serving - 1, by `first_table`."""
+        return self.partitions if self.active is None else self.active
 
 
 class SinkPlan(msgspec.Struct, frozen=True):
@@ -142,6 +150,13 @@ class Plan(msgspec.Struct, frozen=True):
                 return stage
         raise KeyError(source)
 
+    def rescaled(self, index: int, serving: int) -> Plan:
+        """The plan with another number of partitions that serve the stage; those that are too many stay, ended."""
+        stage = self.stages[index]
+        most = max(stage.partitions, serving)
+        changed = msgspec.structs.replace(stage, partitions=most, active=None if serving == most else serving)
+        return msgspec.structs.replace(self, stages=(*self.stages[:index], changed, *self.stages[index + 1 :]))
+
     def source(self, name: str) -> SourcePlan | None:
         """The source of that name, or None."""
         return next((source for source in self.sources if source.name == name), None)
@@ -175,7 +190,7 @@ class Plan(msgspec.Struct, frozen=True):
         known = range(len(self.stages))
         return all(
             stage.index == place
-            and 1 <= stage.partitions <= MOST_PARTITIONS
+            and 1 <= stage.serving <= stage.partitions <= MOST_PARTITIONS
             and all(place < to < len(known) for to in stage.exchanges.values())
             and all(0 <= source < place for source in stage.upstream)
             for place, stage in enumerate(self.stages)

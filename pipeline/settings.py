@@ -27,6 +27,7 @@ class Limits(msgspec.Struct, frozen=True):
     deaths: unclean ends at one record after which it becomes a dead letter.
     dead_letters, dead_letter_bytes: the job fails when it holds more dead letters than this, with the records that
         are held behind them; looked at four times a second, so a few more may be there by then.
+    switch_records: a rescale waits until no inbox of its stage holds more; those that get keys then wait for these.
     savepoint_bytes: a savepoint is given up when commits had to keep more than this for it while it was written.
     moves_at_once: so many partitions are moved at a time, away from workers that live.
     collect_seconds: a worker that does not give a partition away within this loses it, unless user code holds it up.
@@ -48,5 +49,6 @@ class Limits(msgspec.Struct, frozen=True):
     dead_letters: Number = 10_000
     dead_letter_bytes: Number = 64 << 20
     savepoint_bytes: Number = 512 << 20
+    switch_records: Number = 32_000
     moves_at_once: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 4
     collect_seconds: Seconds = 1.0

@@ -81,9 +81,9 @@ class StepEncoder:
         self._limits = plan.limits
         self._stage = stage
         self._fields: dict[str, dict[Any, tuple[int, bytes]]] = {}
-        self._routers = {edge: Router(plan.stage(to).partitions) for edge, to in stage.exchanges.items()}
+        self._routers = {edge: Router(plan.stage(to).serving) for edge, to in stage.exchanges.items()}
         self._inboxes = {
-            edge: [Target.partition(job, to, number) for number in range(plan.stage(to).partitions)]
+            edge: [Target.partition(job, to, number) for number in range(plan.stage(to).serving)]
             for edge, to in stage.exchanges.items()
         }
         streams = {sink.name: stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS}

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from pipeline.codec import decode_batch, encode_batch, key_field
 from pipeline.errors import DecodingError
-from pipeline.keying import group_of
+from pipeline.keying import group_of, groups_of_partition
 from pipeline.plan import StagePlan
 from pipeline.positions import Position
 from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.commits import Write
 from pipeline.store.holds import Hold, piece_field
-from pipeline.store.ownership import Ownership, groups_of_partition
+from pipeline.store.ownership import Ownership
 from stages.inbox import LetGo, are_alike, joined
 from stages.step import Outcome
 
@@ -29,9 +29,9 @@ _PIECE_RECORDS: Final = 500
 """A step of few records reads no more than it needs."""
 
 
-def held_groups(stage: StagePlan, partition: int) -> list[int]:
-    """The key groups of the partition where keys of it may be held."""
-    return groups_of_partition(partition, stage.partitions) if stage.on_error.holds_keys else []
+def held_groups(stage: StagePlan, partition: int, partitions: int) -> list[int]:
+    """The key groups of one of so many partitions where keys of it may be held."""
+    return groups_of_partition(partition, partitions) if stage.on_error.holds_keys else []
 
 
 @dataclass(slots=True)

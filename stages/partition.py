@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 from pipeline.errors import SinkAway
-from pipeline.messages import Barrier
+from pipeline.keying import groups_of_partition
+from pipeline.messages import Barrier, Table
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
 from pipeline.settings import Limits
@@ -28,7 +29,7 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
-from pipeline.store.ownership import Acquired, Assigned, Calm, groups_of_partition
+from pipeline.store.ownership import Acquired, Assigned, Calm
 from stages.cache import StateCache
 from stages.context import StageContext
 from stages.failures import Failures, TryAgain
@@ -40,6 +41,7 @@ from stages.staging import StagedSinks
 from stages.step import Bounds, Outcome, Stepper
 from stages.totals import Totals
 from stages.trials import Trials
+from stages.turns import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class SliceEnd(Enum):
     BACKOFF = "backoff"
     """A sink is away, or a record is to be tried again: acquire again after `wait_seconds`."""
     FOREIGN_KEY = "foreign key"
+    GATED = "gated"
+    """Others have still to give it keys: acquire again when it is rung."""
 
 
 _ENDS = {
@@ -80,6 +84,7 @@ _ENDS = {
     Refusal.STOPPED: SliceEnd.STOPPED,
     Refusal.NEW_SERVER: SliceEnd.STALE,
     Refusal.FOREIGN_KEY: SliceEnd.FOREIGN_KEY,
+    Refusal.GATED: SliceEnd.GATED,
 }
 
 
@@ -121,6 +126,12 @@ class PartitionOwner:
         self._pace = Pace(limits, has_fixed_cost=is_per_batch)
         self.reset(acquired)
 
+    def renew(self, context: StageContext) -> None:
+        """The plan has changed; `reset` comes next."""
+        self._context = context
+        self._stepper.renew(context.encoder)
+        self._expected = context.expected_senders()
+
     def reset(self, acquired: Acquired) -> None:
         """Drops all that was known and starts from what Redis holds."""
         self.cache.clear()
@@ -133,6 +144,7 @@ class PartitionOwner:
         self._failures.remember(acquired.attempts, acquired.tried)
         self._holds.reset(acquired.held)
         self._totals.remember(acquired)
+        self._turn = Turn(acquired, self.row.partition, self._context.stage)
         self._is_before_failure = False
         self._held: Commit | None = None
         self._offered: list[Entry] = []
@@ -208,6 +220,9 @@ class PartitionOwner:
                 self._holds.applied()
                 self._note_commit(commit.end)
             self._inbox.move_to(commit.end)
+            if self._turn.is_gated_at(commit.start):
+                return SliceEnd.GATED  # it is open by now: the ticket that waits begins with what it was given
+            self._turn.move_to(commit.end)
             match reply:
                 case Idle():
                     return SliceEnd.IDLE
@@ -252,8 +267,8 @@ class PartitionOwner:
         return SliceEnd.BACKOFF
 
     def _reading(self) -> Commit:
-        """A commit of nothing: it reads on, or gives the ticket back."""
-        return self._commit(self._inbox.position, "more")
+        """A commit of nothing: it reads on, or gives the ticket back. At a gate it asks whether that is open."""
+        return self._commit(self.position, "yield" if self._turn.is_gated_at(self.position) else "more")
 
     def _commit(self, end: Position, mode: Mode, outcome: Outcome | None = None, released_bytes: int = 0) -> Commit:
         outcome = outcome or Outcome()
@@ -273,6 +288,8 @@ class PartitionOwner:
 
     def _next(self, deadline: float) -> Commit:
         """Runs the next step; its commit is not sent yet."""
+        if self._turn.is_gated_at(self.position):
+            return self._reading()
         self._bound = self._sinks.begin(self.position)
         is_alone = self._trials.is_on or self._failures.attempts or self._is_before_failure
         limit = 1 if is_alone else self._pace.allowance()
@@ -296,7 +313,7 @@ class PartitionOwner:
                 if isinstance(item.header, Barrier):
                     commit.meta["barrier"] = item.header.epoch
                 else:
-                    commit.meta["arrived"] = item.header.version
+                    commit, fired = self._take_turn(item, item.header)
         self._totals.add(commit)
         self._sinks.seal(commit, fired)
         commit.mode = self._mode(commit, deadline)
@@ -386,14 +403,39 @@ class PartitionOwner:
         commit = self._commit(item.end, "keep", None, item.released_bytes)
         self._watermarks = promised
         commit.log[f"w:{item.sender}"] = promised[item.sender]
-        if low > self._watermark:
-            self._watermark = low
-            commit.meta["watermark"] = low
-            if low == MAX_TIME:
-                commit.meta["done"] = 1
-            news = Output("E") if low == MAX_TIME else Output("W", 0, low)
-            commit.outputs = {target: [news] for target in self._context.encoder.everywhere()}
+        self._reach(commit, low)
         return commit, 0
+
+    def _take_turn(self, item: Mark, header: Table) -> tuple[Commit, int]:
+        """Goes over to another table: fires what is due of the keys that it was given, as for a promise, and passes on.
+
+        One that is removed sends no more; those that got its keys fire their timers. With the number of those fired.
+        """
+        self._letters.replay_of = ""
+        low = min(self._watermarks.get(sender, MIN_TIME) for sender in self._expected)
+        low = MAX_TIME if self._turn.is_removed else low
+        if low > self._watermark and not self._turn.is_removed:
+            timers = self._due(low)
+            if timers:
+                outcome = self._fire(timers)
+                end = Position(self.position.entry, self.position.record + 1)
+                return self._commit(end, "keep", outcome), outcome.fired
+        commit = self._commit(item.end, "keep")
+        commit.meta["arrived"] = header.version
+        self._reach(commit, low)
+        self.cache.clear()
+        return commit, 0
+
+    def _reach(self, commit: Commit, low: int) -> None:
+        """With the commit its watermark is `low`, and those behind hear of it."""
+        if low <= self._watermark:
+            return
+        self._watermark = low
+        commit.meta["watermark"] = low
+        if low == MAX_TIME:
+            commit.meta["done"] = 1
+        news = Output("E") if low == MAX_TIME else Output("W", 0, low)
+        commit.outputs = {target: [news] for target in self._context.encoder.everywhere()}
 
     def _fire(self, timers: list[Timer]) -> Outcome:
         if self._bound is not None:
@@ -408,7 +450,7 @@ class PartitionOwner:
 
     def _due(self, watermark: int) -> list[Timer]:
         stage = self._context.stage
-        groups = groups_of_partition(self.row.partition, stage.partitions)
+        groups = groups_of_partition(self.row.partition, self._turn.partitions_at(self.position))
         operators = self._context.kernel.keyed_operators
         return self._context.ownership.due_timers(stage.index, operators, groups, watermark, TIMERS_PER_STEP)
 

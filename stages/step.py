@@ -89,6 +89,10 @@ class Stepper:
         self._letters = letters
         self._failures = failures
 
+    def renew(self, encoder: StepEncoder) -> None:
+        """The plan has changed: outputs go elsewhere."""
+        self._encoder = encoder
+
     def run(self, batch: Batch, bounds: Bounds, again: Callable[[], Batch], held: Collection[Any] = ()) -> Outcome:
         """The records of the batch: applied, given up, or held where their key is. `held`: the keys that are by now.
 

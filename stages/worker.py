@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -36,6 +36,9 @@ from stages.partition import PartitionOwner, SliceEnd
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int]
+
+_PLANS = 5
+"""How often the plan is read anew while it goes on changing."""
 
 _AT_WORK = ("running", "taken", "publishing")
 
@@ -116,7 +119,7 @@ class Worker:
             )
             for stage in plan.stages
         ]
-        self._places = frozenset(plan.partitions())
+        self._table = 1  # that of a job's first plan; any other is read when it is met
         self._owned: dict[Place, PartitionOwner] = {}
         self._stale: set[Place] = set()
         # Places that hold no ticket though there may be work: new ones, and those whose last slice was cut off.
@@ -134,6 +137,10 @@ class Worker:
     @property
     def places(self) -> list[Place]:
         return sorted(self._owned)
+
+    def owner(self, place: Place) -> PartitionOwner | None:
+        """The owner object of a place that is owned."""
+        return self._owned.get(place)
 
     def holdings(self) -> dict[Place, tuple[int, int]]:
         """Each owned partition with the keys and the bytes that its cache holds. For any thread."""
@@ -293,6 +300,9 @@ class Worker:
         match end:
             case SliceEnd.FULL:
                 self.hand.at[place] = (str(owner.position), self._clock(), "full")
+            case SliceEnd.GATED:
+                self._stale.add(place)
+                self.hand.at[place] = (str(owner.position), self._clock(), "gated")
             case SliceEnd.FENCED:
                 logger.warning(
                     "fenced: another worker has taken over; nothing was written, its work is dropped here: %s token=%s",
@@ -367,6 +377,7 @@ class Worker:
         if acquired is None:
             self._drop(place)
             return None
+        owner.renew(self._contexts[place[0]])
         owner.reset(acquired)
         self._stale.discard(place)
         return owner
@@ -385,9 +396,7 @@ class Worker:
         """Where the partition stands. None when it is not ours, or stands behind what this worker has committed there:
         then the job halts. Raises StoreError.
         """
-        if (row.stage, row.partition) not in self._places:
-            raise foreign_key(f"{keys.assignment(self.ownership.job)} {row.stage}.{row.partition}")
-        acquired = self.ownership.acquire(row, held_groups(self.plan.stage(row.stage), row.partition))
+        acquired = self._acquired(row)
         if acquired is None:
             return None
         self.seen.begin(acquired.run)
@@ -396,6 +405,39 @@ class Worker:
             self.halt(acquired.run, lines)
             return None
         return acquired
+
+    def _acquired(self, row: Assigned) -> Acquired | None:
+        """As Redis has it, under the plan as it is by then. Raises ForeignData for a place that no plan has."""
+        if (row.stage, row.partition) not in self.plan.partitions():
+            self._renew()
+        for _ in range(_PLANS):
+            if (row.stage, row.partition) not in self.plan.partitions():
+                raise foreign_key(f"{keys.assignment(self.ownership.job)} {row.stage}.{row.partition}")
+            stage = self.plan.stage(row.stage)
+            groups = held_groups(stage, row.partition, stage.serving)
+            acquired = self.ownership.acquire(row, groups)
+            if acquired is None or acquired.table == self._table:
+                break
+            self._renew()
+        if acquired is not None and acquired.switch and groups:
+            groups = sorted({*groups, *held_groups(stage, row.partition, acquired.before)})
+            acquired = self.ownership.acquire(row, groups)
+        return acquired
+
+    def _renew(self) -> None:
+        """Reads the plan anew: another one may have been made of it. Raises StoreError."""
+        record = self._jobs.read(self.ownership.job)
+        self._table = record.table
+        if record.plan == self.plan:
+            return
+        self.plan = record.plan
+        self._contexts = [
+            replace(old, plan=self.plan, stage=stage, encoder=StepEncoder(self.ownership.job, self.plan, stage))
+            for old, stage in zip(self._contexts, self.plan.stages, strict=True)
+        ]
+        self._stale.update(self._owned)
+        serving = ", ".join(f"{stage.name} {stage.serving}" for stage in self.plan.stages)
+        logger.info("the partitions are others by now: job=%s table=%d: %s", record.job, record.table, serving)
 
     def halt(self, run: str, lines: list[str], ownership: Ownership | None = None) -> None:
         """Says what Redis has lost. Also called by the pulse, with a connection of its own. Raises StoreError."""

@@ -17,6 +17,7 @@ from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
+from pipeline.store.operations import OperationStore
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
@@ -303,6 +304,32 @@ class Publisher(Actor):
                 return
             self._jobs.finish_removal(JOB)  # a life before was at it, or only its answer was lost
         self.is_done = True
+
+
+class Rescaler(Actor):
+    """Changes the partitions of stage 1 to each of these numbers in turn, then drains the job."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__("rescaler")
+        self._numbers = numbers
+
+    def start(self, world: World, scripts: Scripts) -> None:
+        self._jobs, self._store = JobStore(scripts), OperationStore(scripts)
+
+    def step(self, world: World) -> None:
+        if world.state() is None or world.jobs.facts(JOB).operation is not None:
+            return
+        record = self._jobs.read(JOB)
+        done = len(record.operations)
+        if done < len(self._numbers):
+            self._store.begin(record, record.plan.stage(1), self._numbers[done], self.name)
+            return
+        if record.state is JobState.RUNNING and self._is_sent(world):
+            world.jobs.transition(JOB, JobState.DRAINING)
+        self.is_done = world.state() is not JobState.RUNNING
+
+    def _is_sent(self, world: World) -> bool:
+        return all(actor.is_done for actor in world.actors if actor.name == "producer")
 
 
 class LetterClerk(Actor):

@@ -29,7 +29,7 @@ def next_state(facts: JobFacts) -> Change | None:
     size, most = facts.dead_letter_bytes + facts.held_bytes, limits.dead_letter_bytes
     if size > most:
         return _too_many(job, f"dead letters{behind} of {size:,} bytes, more than the {most:,} allowed")
-    if facts.partitions and all(part.done for part in facts.partitions):
+    if facts.partitions and all(part.is_through for part in facts.partitions):
         return Change(JobState.PUBLISHING)
     return None
 

@@ -190,7 +190,7 @@ def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
     underway: list[tuple[PartitionFacts, Aim]] = []
     moves: list[Move] = []
     for part in facts.partitions:
-        if part.done:
+        if part.is_through:
             continue
         why, aim = scene.judge(part), scene.aim(part)
         if aim is not None and (why is None or why in PLANNED):
@@ -257,7 +257,7 @@ def _placed(scene: _Scene, loads: _Loads, part: PartitionFacts, why: Why) -> Mov
 
 def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list[Move]:
     """Moves towards able workers that own nothing, until nobody has two more than they."""
-    owners = {part.owner for part in scene.facts.partitions if not part.done}
+    owners = {part.owner for part in scene.facts.partitions if not part.is_through}
     fresh = [
         name
         for name, one in scene.able.items()

@@ -31,7 +31,7 @@ class Outlook:
         """The outlook with one more look at the job."""
         now_ms = facts.now_ms
         lease_ms = int(facts.record.plan.limits.lease_seconds * 1000)
-        owners = {(part.owner, part.incarnation) for part in facts.partitions if part.owner and not part.done}
+        owners = {(part.owner, part.incarnation) for part in facts.partitions if part.owner and not part.is_through}
         # An identity matters while it owns something or is registered.
         known = owners | {identity(worker) for worker in facts.workers}
         owned_at_ms = {who: at for who, at in self.owned_at_ms.items() if who in known}

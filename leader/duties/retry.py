@@ -32,15 +32,16 @@ class Suspicion:
 def looks_forgotten(part: PartitionFacts, facts: JobFacts) -> bool:
     """True when it has work, a live owner and no ticket, while its owner is not at work on it.
 
-    One that waits for a full inbox is not forgotten: the commit that drains that inbox rings it. Nor is one that
+    One that waits for a full inbox is not forgotten: the commit that drains that inbox rings it. Nor is one that waits
+    for those that give it keys: the last of them rings it. Nor one that
     backs off: its flag stays set, and its owner comes back by itself.
     """
-    if part.at_end or part.done or part.queued:
+    if part.at_end or part.is_through or part.queued:
         return False
     lease_seconds = facts.record.plan.limits.lease_seconds
     for worker in facts.workers:
         if identity(worker) == (part.owner, part.incarnation) and is_live(worker, lease_seconds):
-            known = waiting(worker) if part.ring == "w" else comes_back(worker)
+            known = waiting(worker) if part.ring in ("w", "g") else comes_back(worker)
             return part.ring == "" or part.name not in known
     return False
 

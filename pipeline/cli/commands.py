@@ -28,6 +28,7 @@ from pipeline.cli.options import redis_option as _redis_option
 from pipeline.cli.produce import produce_lines
 from pipeline.cli.readers import readers
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
+from pipeline.cli.rescaling import rescale
 from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.savepoints import savepoint
 from pipeline.cli.screen import Screen
@@ -71,7 +72,7 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
-    suspend, resume, submit, feed, upgrade, history, autoscale, worker, node, moves,
+    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves,
 ):  # fmt: skip
     celeriac.add_command(_group)
 

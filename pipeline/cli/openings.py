@@ -56,7 +56,7 @@ class Beginning:
 
 def partitions_of(savepoint: Savepoint) -> int:
     """How many its stages had."""
-    return max(stage.partitions for stage in savepoint.manifest.plan.stages)
+    return max(stage.serving for stage in savepoint.manifest.plan.stages)
 
 
 def new_job_id(pipeline: str, now: time.struct_time) -> str:

@@ -101,8 +101,8 @@ def _row(stage: StagePlan, before: JobFacts | None, after: JobFacts) -> StageRow
         emitted=sum(partition.emitted for partition in now),
         rate=rate,
         backlog=sum(partition.backlog for partition in now),
-        done=sum(1 for partition in now if partition.done),
-        partitions=stage.partitions,
+        done=sum(1 for partition in now if partition.done and partition.partition < stage.serving),
+        partitions=stage.serving,
     )
 
 

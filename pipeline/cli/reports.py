@@ -132,6 +132,7 @@ def status_lines(
         *([f"moves     {moves_line(moved)}"] if moved else []),
         *([f"versions  {_versions(facts)}"] if running_versions(facts) else []),
         *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
+        *([f"operation {_operation(facts)}"] if facts.operation is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(f"still     stage {stage}: {why}" for stage, why in still_stages(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
@@ -242,6 +243,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
         ],
         "versions": running_versions(facts),
         "scaling": scaling_json(facts.record),
+        "operation": _operation_json(facts),
         "stages": [
             {
                 "name": row.name,
@@ -292,7 +294,7 @@ def job_json(record: JobRecord) -> dict[str, Any]:
 
 
 def history_lines(record: JobRecord, versions: Sequence[Version] = ()) -> list[str]:
-    """The page of `celeriac history`: a line for each change of the job's state, and for each version of its code."""
+    """The page of `celeriac history`: a line for each change of state, each version of the code and each operation."""
     lines = [
         (
             change.at_ms,
@@ -302,6 +304,10 @@ def history_lines(record: JobRecord, versions: Sequence[Version] = ()) -> list[s
         for change in record.history
     ]
     lines += [(each.at_ms, f"{_instant(each.at_ms)}  {_version_words(each)}") for each in versions]
+    lines += [
+        (past.at_ms, f"{_instant(past.at_ms)}  " + _printable(f"{past.about.change}: {past.outcome}"))
+        for past in record.operations
+    ]
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
@@ -311,11 +317,25 @@ def _version_words(version: Version) -> str:
 
 
 def history_json(record: JobRecord, versions: Sequence[Version] = ()) -> list[dict[str, Any]]:
-    """What `celeriac history --json` prints: changes of state, and versions, in the order of time."""
+    """What `celeriac history --json` prints: changes of state, versions, operations, in the order of time."""
     rows: list[dict[str, Any]] = [
         {"at_ms": each.at_ms, "state": each.state.value, "reason": each.reason} for each in record.history
     ]
     rows += [{"at_ms": each.at_ms, "version": version_json(each)} for each in versions]
+    rows += [
+        {
+            "at_ms": past.at_ms,
+            "operation": past.about.kind,
+            "stage": past.about.stage,
+            "before": past.about.before,
+            "to": past.about.to,
+            "by": past.about.by,
+            "begun_at_ms": past.begun_at_ms,
+            "switched_at_ms": past.switched_at_ms,
+            "outcome": past.outcome,
+        }
+        for past in record.operations
+    ]
     return sorted(rows, key=lambda row: int(row["at_ms"]))
 
 
@@ -380,6 +400,31 @@ def _waits(worker: WorkerFacts) -> dict[str, str]:
         elif why == "backoff":
             found[name] = f"waits: {_printable(str(hand.get('reason', 'it is tried again')))}"
     return found
+
+
+def _operation(facts: JobFacts) -> str:
+    operation = facts.operation
+    assert operation is not None
+    about = operation.about
+    left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
+    more = f", {_count(left, 'partition')} not through yet" if left else ""
+    return _printable(f"{operation.words(facts.now_ms)}: from {about.before} to {about.to} partitions{more}")
+
+
+def _operation_json(facts: JobFacts) -> dict[str, Any] | None:
+    operation = facts.operation
+    if operation is None:
+        return None
+    return {
+        "kind": operation.about.kind,
+        "stage": operation.about.stage,
+        "before": operation.about.before,
+        "to": operation.about.to,
+        "by": operation.about.by,
+        "phase": operation.phase.value,
+        "begun_at_ms": operation.begun_at_ms,
+        "switched_at_ms": operation.switched_at_ms,
+    }
 
 
 def _published(published: Published) -> str:

@@ -102,7 +102,7 @@ def show_savepoint(savepoint_url: str, as_json: bool) -> None:
         click.echo(msgspec.json.encode({**_facts(found.manifest, found.place.url), "edited": edited}).decode())
         return
     manifest = found.manifest
-    stages = ", ".join(f"{stage.name} ({stage.partitions})" for stage in manifest.plan.stages)
+    stages = ", ".join(f"{stage.name} ({stage.serving})" for stage in manifest.plan.stages)
     lines = [
         f"job {manifest.job}, pipeline {manifest.pipeline}, {manifest.state} at {_when(manifest)},"
         f" epoch {manifest.epoch}",
@@ -215,7 +215,7 @@ def _facts(manifest: Manifest, url: str) -> dict[str, Any]:
         "letters": manifest.letters,
         "outputs": manifest.outputs,
         "bytes": manifest.size_bytes,
-        "partitions": {stage.name: stage.partitions for stage in manifest.plan.stages},
+        "partitions": {stage.name: stage.serving for stage in manifest.plan.stages},
     }
 
 

@@ -133,6 +133,8 @@ def partition_state(partition: PartitionFacts, *, is_still: bool = False) -> str
     match partition.ring:
         case "w":
             return "waits for a full inbox"
+        case "g":
+            return "waits for keys of others"
         case "1":
             return "at work"
         case _:

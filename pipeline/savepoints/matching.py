@@ -58,7 +58,15 @@ def _sources(plan: Plan) -> frozenset[str]:
 
 def _shape(plan: Plan) -> list[object]:
     found: list[object] = [
-        (stage.index, stage.name, stage.keyed, stage.partitions, sorted(stage.exchanges.items()), stage.upstream)
+        (
+            stage.index,
+            stage.name,
+            stage.keyed,
+            stage.partitions,
+            stage.serving,
+            sorted(stage.exchanges.items()),
+            stage.upstream,
+        )
         for stage in plan.stages
     ]
     return [*found, sorted(sink for stage in plan.stages for sink in stage.sinks), stream_names(plan)]

@@ -414,9 +414,7 @@ class OtherMove(Move):
 
 
 def move_of(saved: Plan, new: Plan, matching: Matching, facts: Facts, holds: Mapping[tuple[str, bytes], Hold]) -> Move:
-    """`is_same` alone is not enough: keys go where the first table says, so a later one is dealt out anew."""
-    is_first_table = facts.get("job", {}).get("table", b"1") == b"1"
-    kind = SameMove if matching.is_same and is_first_table else OtherMove
+    kind = SameMove if matching.is_same else OtherMove
     return kind(saved, new, matching, facts, holds)
 
 

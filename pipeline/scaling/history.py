@@ -145,7 +145,7 @@ def _stage_load(
         index=at,
         name=stage.name,
         upstream=stage.upstream,
-        partitions=stage.partitions,
+        partitions=stage.serving,
         arrival_rate=max(0, last.arrived[at] - first.arrived[at]) / seconds,
         taken_rate=max(0, last.taken[at] - first.taken[at]) / seconds,
         busy_workers=(last.busy[at] - first.busy[at]) / seconds,

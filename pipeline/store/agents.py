@@ -78,4 +78,4 @@ class AgentLink:
     def owns(self, name: str, incarnation: str) -> bool:
         """Whether this incarnation owns partitions that are not done. Raises StoreError, UnknownJob."""
         parts = self._jobs.facts(self._job).partitions
-        return any((part.owner, part.incarnation) == (name, incarnation) and not part.done for part in parts)
+        return any((part.owner, part.incarnation) == (name, incarnation) and not part.is_through for part in parts)

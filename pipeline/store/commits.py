@@ -26,6 +26,8 @@ class Refusal(Enum):
     NEW_SERVER = -6
     """The leader has not adopted the run of the server yet: no token from before it is worth anything."""
     FOREIGN_KEY = -7
+    GATED = -8
+    """Others have still to give this partition their keys: it is rung when the last one has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipeline.errors import JobStateError, NotQuiet, SavepointError, SavepointLost
+from pipeline.errors import Busy, JobStateError, NotQuiet, SavepointError, SavepointLost
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.losses import unknown_job
+from pipeline.store.operations import busy
 from pipeline.store.scripts import Scripts
 
 LEASE_SECONDS: Final = 15.0
@@ -51,19 +52,20 @@ class Cut:
 
 
 class CutStore:
-    """What an exporter, and whoever tidies up behind one, does to one job. `plan` is that of the job."""
+    """What an exporter, and whoever tidies up behind one, does to one job. `plan` is that of the job under `table`."""
 
-    def __init__(self, scripts: Scripts, job: str, plan: Plan) -> None:
+    def __init__(self, scripts: Scripts, job: str, plan: Plan, table: int | None = None) -> None:
         self._scripts = scripts
         self._client = scripts.client
         self._job = job
         self._plan = plan
+        self._table = table
 
     def cut(self, name: str, ends: JobState | None = None) -> Cut:
         """Opens an epoch at this instant; with `ends` the job is cancelled, or suspended, at the same one.
 
-        Raises SavepointError when another savepoint is being written, NotQuiet when the job is to be suspended and
-        something is in flight, JobStateError, UnknownJob, StoreFull.
+        Raises SavepointError when another savepoint is being written, Busy while an operation is under way, NotQuiet
+        when the job is to be suspended and something is in flight, JobStateError, UnknownJob, StoreFull.
         """
         job, token = self._job, secrets.token_hex(8)
         places = self._plan.partitions()
@@ -75,6 +77,7 @@ class CutStore:
         kinds = {keys.dead(job): "stream", keys.visitors(job): "zset"}
         args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason]
         args.append((ends or JobState.CANCELLED).value)
+        args.append(self._table or "")
         args += [kinds.get(key, "hash") for key in self._copied()]
         answer = self._scripts.run("cut", names, args)
         if answer[0] == -1 and answer[2] == 0 and self.tidy():
@@ -89,6 +92,10 @@ class CutStore:
                 )
             case -3:
                 raise JobStateError(f"job {job!r} is {answer[1].decode()}: it cannot be stopped with a savepoint")
+            case -4:
+                raise Busy(f"the partitions of job {job!r} were changed just now", hint="try again")
+            case -10:
+                raise busy(job, answer[1], answer[2], answer[3])
             case -9:
                 raise NotQuiet(f"job {job!r} has records in flight", hint="pause its sources, and wait")
             case -8:

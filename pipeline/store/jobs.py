@@ -24,6 +24,7 @@ from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.letters import DeadLetter, read_letter
 from pipeline.store.losses import LossStore
 from pipeline.store.moving import read_aims
+from pipeline.store.operations import read_operation, read_past
 from pipeline.store.outputs import output_facts
 from pipeline.store.scripts import Scripts
 
@@ -36,13 +37,15 @@ NO_JOB: Final = (
 
 _TAKEOVERS: Final = 10
 
-_BEFORE_PARTITIONS: Final = 11
+_BEFORE_PARTITIONS: Final = 12
 """Answers about the whole job, in front of those about its partitions."""
 
 _META = (
     "owner", "token", "term", "pos", "rec", "head", "sub", "bytes", "ring", "closed", "done",
     "taken", "emitted", "filtered", "duplicate", "late", "dead", "skipped", "held", "held_bytes",
+    "switch",
 )  # fmt: skip
+_TEXTS = ("owner", "token", "pos", "ring", "switch")
 
 
 class JobStore:
@@ -197,6 +200,7 @@ class JobStore:
             pipe.xlen(keys.dead(job))
             pipe.memory_usage(keys.dead(job), samples=5)
             pipe.hgetall(keys.books(job))
+            pipe.hgetall(keys.operation(job))
             pipe.hgetall(keys.moving(job))
             pipe.hkeys(keys.drained(job))
             for stage, partition in places:
@@ -208,7 +212,7 @@ class JobStore:
                 pipe.hlen(keys.out_waiting(job, stream))
             answers = pipe.execute()
         (seconds, micros), clock, workers, assigned, senders, leader, dead, dead_bytes, alarms = answers[:9]
-        moving, drained = answers[9:_BEFORE_PARTITIONS]
+        raw_operation, moving, drained = answers[9:_BEFORE_PARTITIONS]
         server_ms = seconds * 1000 + micros // 1000
         with ours(keys.job(job)):
             now_ms = max(server_ms + int(clock[1] or 0), int(clock[0] or 0))
@@ -231,6 +235,8 @@ class JobStore:
             held = _workers(workers, now_ms)
         with ours(keys.books(job)):
             kept = read_alarms(alarms)
+        with ours(keys.operation(job)):
+            operation = read_operation(raw_operation)
         return JobFacts(
             record,
             now_ms,
@@ -243,6 +249,7 @@ class JobStore:
             int(dead_bytes or 0),
             kept,
             leader_term=leader_term,
+            operation=operation,
             drained=frozenset(node.decode("utf-8", "backslashreplace") for node in drained),
         )
 
@@ -371,6 +378,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             scaled_at_ms=int(text.get("scaled_at", 0)),
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
+            operations=tuple(read_past(line) for line in text.get("operations", "").splitlines()),
             is_submitted="submitted" in text,
             still={k.removeprefix("still:"): int(at) for k, at in sorted(text.items()) if k.startswith("still:")},
         )
@@ -395,7 +403,7 @@ def _partition(
     with ours(keys.meta(job, *place)):
         meta = {name: value.decode() if value else "" for name, value in zip(_META, raw, strict=True)}
         counted = {name: value for name, value in meta.items() if value}
-        number = {name: integer(counted, name, 0) for name in meta if name not in ("owner", "token", "pos", "ring")}
+        number = {name: integer(counted, name, 0) for name in meta if name not in _TEXTS}
         position = Position(entry_id(meta["pos"] or "1-0"), number["rec"])
     with ours(keys.assignment(job)):
         owner, incarnation, _token = assigned.get(f"{place[0]}.{place[1]}".encode(), b"||").decode().split("|")
@@ -417,7 +425,8 @@ def _partition(
         head=number["head"],
         closed=bool(number["closed"]),
         done=bool(number["done"]),
-        **{name: number[name] for name in _META[_META.index("taken") :]},
+        is_switching=bool(meta["switch"]),
+        **{name: number[name] for name in _META[_META.index("taken") : -1]},
     )
 
 

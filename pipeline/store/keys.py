@@ -32,12 +32,21 @@ def job(job: str) -> str:
     `waits:source` -> what a source waits for. Written by its feeder.
 
     scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader.
+    operation_n: how many lifecycle operations there were. operations: a line for each of the newest that has ended.
     `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
     many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
 
     `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
     return of_job(job) + ":job"
+
+
+def operation(job: str) -> str:
+    """Hash: id, about (JSON), kind, stage, to, now, phase, begun_at, since, switched_at: the operation under way.
+
+    Begun from outside, carried on by the leader, gone when it has ended.
+    """
+    return of_job(job) + ":operation"
 
 
 def versions(job: str) -> str:
@@ -117,6 +126,8 @@ def meta(job: str, stage: int, partition: int) -> str:
     moved: `from|why|how|since`, from a change of owner until the new one has acquired it.
     `sent`: records given to each target, as JSON. `left_out`: records passed whose id was known. `letters`: dead
     letters written. See `pipeline.books`.
+    switch: the entry at which the number of its stage's partitions changes, until it has passed that; `before` of them
+    until then. gate: how many have still to give it their keys. tells: those that wait for it. fresh: it is new.
     """
     return f"{of_job(job)}:meta:{stage}.{partition}"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from pipeline.codec import decode_batch, encode_batch, key_field
@@ -19,7 +20,8 @@ from pipeline.errors import (
     UnknownJob,
 )
 from pipeline.facts import JobRecord
-from pipeline.keying import group_of
+from pipeline.keying import first_table, group_of
+from pipeline.plan import Plan
 from pipeline.records import Batch
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -30,6 +32,8 @@ from pipeline.store.scripts import Scripts
 _PAGE: Final = 200
 _ATTEMPT: Final = re.compile(r"\d{1,16} \d{1,9} ")
 _MOST_DROPPED: Final = 4_000
+_TABLES: Final = 5
+"""How often a letter is put back anew since the table has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class LetterStore:
         self._scripts = scripts
         self._job = record.job
         self._plan = record.plan
+        self._table = record.table
         self._keys = [keys.dead(record.job), keys.dead_edits(record.job)]
 
     def read(self, after: str = "-") -> Iterator[DeadLetter]:
@@ -132,12 +137,7 @@ class LetterStore:
         if letter.holds:
             self._let_go(letter, has_record=True)
             return
-        at = (self._job, letter.stage, letter.partition)
-        names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at), keys.log(*at)]
-        names += self._entries(letter)
-        limits = self._plan.limits
-        args = [letter.id, letter.edited or letter.payload, limits.inbox_records, limits.inbox_bytes]
-        match self._scripts.run("replay", names, args)[0]:
+        match self._run(self._put_back, letter)[0]:
             case -1:
                 raise _unknown(self._job, letter.id)
             case -3:
@@ -182,11 +182,7 @@ class LetterStore:
         return count
 
     def _let_go(self, letter: DeadLetter, *, has_record: bool) -> None:
-        key = _key(letter)
-        at = (self._job, letter.stage, letter.partition)
-        names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at)]
-        names += [keys.held(self._job, letter.stage, group_of(key)), *self._entries(letter)]
-        answer = self._scripts.run("letgo", names, [letter.id, letter.payload, key_field(key), json.dumps(has_record)])
+        answer = self._run(partial(self._release, has_record=has_record), letter)
         match answer[0]:
             case -1:
                 raise _unknown(self._job, letter.id)
@@ -204,6 +200,40 @@ class LetterStore:
                 raise StoreUnavailable("Redis was restarted just now", hint="try again in a moment")
             case -5:
                 raise self._no_job()
+
+    def _run(self, run: Callable[[DeadLetter], list[Any]], letter: DeadLetter) -> list[Any]:
+        """The answer under the table as it is: where keys go may have been changed since it was read."""
+        for _ in range(_TABLES):
+            answer = run(letter)
+            if answer[0] != -2:
+                return answer
+            with translated():
+                plan, table = self._scripts.client.hmget(keys.job(self._job), "plan", "table")
+            self._plan, self._table = Plan.decode(plan or b""), int(table)
+        raise StoreUnavailable("the partitions of the job are being changed", hint="try again in a moment")
+
+    def _put_back(self, letter: DeadLetter) -> list[Any]:
+        at = (self._job, letter.stage, self._partition(letter))
+        names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at), keys.log(*at)]
+        limits = self._plan.limits
+        args = [letter.id, letter.edited or letter.payload, limits.inbox_records, limits.inbox_bytes, self._table]
+        return self._scripts.run("replay", [*names, *self._entries(letter)], args)
+
+    def _release(self, letter: DeadLetter, *, has_record: bool) -> list[Any]:
+        key = _key(letter)
+        at = (self._job, letter.stage, self._partition(letter))
+        names = [keys.job(self._job), *self._keys, keys.inbox(*at), keys.meta(*at)]
+        names += [keys.held(self._job, letter.stage, group_of(key)), *self._entries(letter)]
+        args = [letter.id, letter.payload, key_field(key), json.dumps(has_record), self._table]
+        return self._scripts.run("letgo", names, args)
+
+    def _partition(self, letter: DeadLetter) -> int:
+        """Where the record goes: to the partition that serves its key now. Raises DecodingError, EncodingError."""
+        stage = self._plan.stage(letter.stage)
+        if not stage.keyed or stage.serving == stage.partitions == 1:
+            return letter.partition
+        keys_ = decode_batch(letter.payload).keys
+        return first_table(stage.serving)[group_of(keys_[0])] if keys_ else letter.partition
 
     def _with_counts(self, letters: list[DeadLetter]) -> list[DeadLetter]:
         """The letters, with how many records are held behind each."""

@@ -12,7 +12,7 @@ import msgspec
 from pipeline.codec import key_field, read_key_field, read_timer_member, state_field
 from pipeline.control import read_control
 from pipeline.errors import DecodingError, ForeignData
-from pipeline.keying import GROUPS, group_of
+from pipeline.keying import group_of
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
 from pipeline.records import MAX_TIME, MIN_TIME, Timer
@@ -59,6 +59,8 @@ class Acquired:
     restored_end: the place behind the last entry that was there when the server began; None if the job was made on it.
     left_out: records passed so far whose id was known. letters: dead letters written so far.
     sent: target -> records sent there so far, as `pipeline.books` names targets.
+    switch: the entry at which the number of its stage's partitions changes, or nothing; it had `before` of them until
+        then. gate: how many partitions have still to give this one their keys.
     """
 
     position: Position
@@ -78,6 +80,9 @@ class Acquired:
     left_out: int = 0
     letters: int = 0
     sent: dict[str, int] = field(default_factory=dict)
+    switch: str = ""
+    before: int = 0
+    gate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +245,9 @@ class Ownership:
                 left_out=integer(meta, "left_out", 0),
                 letters=integer(meta, "letters", 0),
                 sent=msgspec.json.decode(meta.get("sent", "{}"), type=dict[str, int]),
+                switch=entry_id(meta["switch"]) if "switch" in meta else "",
+                before=integer(meta, "before", 0),
+                gate=integer(meta, "gate", 0),
             )
 
     def declare_trial(self, row: Assigned, position: Position) -> bool:
@@ -311,11 +319,6 @@ class Ownership:
                 horizon = min(horizon, (timers[-1].due, rank))
         found.sort(key=lambda row: row[:2])
         return [timer for due, rank, timer in found if (due, rank) <= horizon]
-
-
-def groups_of_partition(partition: int, partitions: int) -> list[int]:
-    """The key groups that a partition serves by the first table."""
-    return [group for group in range(GROUPS) if group * partitions // GROUPS == partition]
 
 
 def _attempts(meta: dict[str, str]) -> tuple[int, tuple[str, ...]]:

@@ -19,6 +19,7 @@ class Guard:
 
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
 _CUTS: Final = "tests/store/test_cuts.py"
+_MOVED: Final = "tests/store/test_rescales.py"
 _RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
 _MOVES: Final = "tests/store/test_moving.py"
 _SUSPENDS: Final = "tests/store/test_cuts.py -k in_flight"
@@ -57,6 +58,10 @@ GUARDS: Final = (
     Guard("bound of what is kept", "commit", "'bytes', bytes) > limit", "'bytes', bytes) < 0", _CUTS),
     Guard("exporter's token", "exporting", "if s[1] ~= ARGV[1] then return {-1} end", "", _CUTS),
     Guard("time of ids since a cut", "append", "tonumber(call('HGET', job, 'cut_at') or 0) + 1)", "0)", _CUTS),
+    Guard("gate of keys", "commit", "if ARGV[2] == switch and tonumber(m[17]", "if false and tonumber(m[17]", _MOVED),
+    Guard("arrival at a mark", "commit", "  arrive(gives)\n", "", _MOVED),
+    Guard("end of one that comes back", "rescale", "if ended[k] ~= '9007199254740991' then", "if false then", _MOVED),
+    Guard("no cut among an operation", "cut", "if o[1] then return {-10", "if false then return {-10", _MOVED),
     Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
     Guard("nothing in flight", "cut", "if suspends and m[3] ~= ", "if false and m[3] ~= ", _SUSPENDS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),

@@ -28,6 +28,7 @@ from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import Leadership
 from pipeline.store.letters import DeadLetter
+from pipeline.store.operations import OperationStore, Switch
 from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts, source
@@ -262,6 +263,46 @@ class LocalJob:
         for stage in self.plan.stages:
             if not stage.upstream:
                 self.leader.close_source(self.job, self.token, self.plan, stage.name)
+
+    # another number of partitions
+
+    @property
+    def operations(self) -> OperationStore:
+        return OperationStore(self._scripts)
+
+    def begin_rescale(self, stage: int, partitions: int) -> str:
+        """As `celeriac rescale` does; its id."""
+        record = self.jobs.read(self.job)
+        return self.operations.begin(record, record.plan.stage(stage), partitions, "test")
+
+    def switch(self) -> Switch:
+        """As the leader does once the backlog is short. New partitions have no owner yet."""
+        facts = self.jobs.facts(self.job)
+        assert facts.operation is not None
+        outcome, _ = self.operations.switch(
+            self.job, self.token, facts.record.plan, facts.record.table, facts.operation
+        )
+        self.plan = self.jobs.read(self.job).plan
+        return outcome
+
+    def homeless(self) -> list[Place]:
+        """Partitions that the leader would give an owner."""
+        parts = self.jobs.facts(self.job).partitions
+        return [(part.stage, part.partition) for part in parts if not part.owner and not part.is_through]
+
+    def settle(self) -> bool:
+        """As the leader does: whether all partitions are through, so that the operation has ended."""
+        facts = self.jobs.facts(self.job)
+        assert facts.operation is not None
+        return self.operations.settle(self.job, self.token, facts.record.plan, facts.operation) is not None
+
+    def rescale(self, stage: int, partitions: int, worker: str = "w0") -> None:
+        """All of it, while nothing is sent; what is in the inboxes is processed meanwhile."""
+        self.begin_rescale(stage, partitions)
+        assert self.switch() == "switched"
+        self.assign(worker, self.homeless())
+        self.run_until_idle()
+        assert self.settle()
 
     # running
 

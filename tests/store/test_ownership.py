@@ -7,11 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.codec import decode_value, encode_value, state_field, timer_member
-from pipeline.keying import GROUPS, group_of
+from pipeline.keying import GROUPS, group_of, groups_of_partition
 from pipeline.records import MAX_TIME, Timer
 from pipeline.store import keys
 from pipeline.store.commits import Write
-from pipeline.store.ownership import groups_of_partition
 
 
 def test_state_is_loaded_by_operator_with_absent_keys_as_none(bench: Bench) -> None:

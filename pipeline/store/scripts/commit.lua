@@ -9,6 +9,7 @@
 --   then d, d times: inbox, meta, log, waiting as key numbers, kind (inbox or out), e, e times: kind (D, W, E), count, watermark, payload
 -- Returns {0} idle: the ring flag is clear   {1, entries}   {2} yielded   {3} kept
 --   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run
+--   -8 gated: at this entry the number of the stage's partitions changes, and others have still to give it their keys
 --   -6 this run of the server is not adopted yet   -7 foreign, with the key, or the key and a field: something that no
 --   script of ours has written
 -- The first write is an HDEL or XTRIM, which a Redis without memory lets through with all that follows.
@@ -24,10 +25,21 @@ local j = call('HMGET', job, 'state', 'table', 'run_id', 'epoch')
 if j[1] ~= 'running' and j[1] ~= 'draining' then return {-5} end
 if j[3] ~= server then return {-6} end
 local m = call('HMGET', meta, 'token', 'pos', 'rec', 'bytes', 'taken', 'emitted', 'filtered', 'late', 'dead',
-  'head', 'sub', 'queue', 'ticket', 'ring', 'mark')
+  'head', 'sub', 'queue', 'ticket', 'ring', 'mark', 'switch', 'gate')
 if m[1] ~= ARGV[1] then return {-1} end
 if m[2] ~= ARGV[2] or m[3] ~= ARGV[3] then return {-2} end
 if j[2] ~= ARGV[6] then return {-3} end
+local switch, gives = m[16], {}
+if switch then
+  if ARGV[2] ~= switch and before(ARGV[2], switch) and before(switch, ARGV[4]) then return {-2} end
+  local key = no_number(meta, {'gate'}, {m[17]})
+  if key then return {-7, key} end
+  if ARGV[2] == switch and tonumber(m[17] or 0) > 0 then
+    call('HDEL', meta, 'ring')
+    call('HSET', meta, 'ring', 'g')
+    return {-8}
+  end
+end
 
 -- Find the sections, and check what could fail.
 if mode == 'yield' and not (m[12] and m[13]) then return {-7, meta .. ' ticket'} end
@@ -46,6 +58,10 @@ at = at + 1 + meta_n
 local log_at, log_n = at + 1, tonumber(ARGV[at])
 at = at + 1 + log_n
 if log_n > 0 and foreign({log, 'hash'}) then return {-7, log} end
+if switch and ARGV[4] == switch and ARGV[2] ~= switch then
+  gives, key = receivers(string.sub(job, 1, -5), meta, log, {unpack(ARGV, log_at, log_at + log_n - 1)})
+  if not gives then return {-7, key} end
+end
 local writes = {}
 local wanted = {HSET = 'hash', HDEL = 'hash', HINCRBY = 'hash', ZADD = 'zset', ZREM = 'zset', XADD = 'stream'}
 local count = tonumber(ARGV[at])
@@ -226,6 +242,12 @@ for _, out in ipairs(outs) do
   if not out.readers then keep_newest(out[1], out[2], limit_records, limit_bytes, out.m[10]) end
 end
 if log_n > 0 then call('HSET', log, unpack(ARGV, log_at, log_at + log_n - 1)) end
+if switch and ARGV[4] == switch and ARGV[2] ~= switch then
+  arrive(gives)
+  call('HDEL', meta, 'tells')
+elseif switch and ARGV[2] == switch and ARGV[4] ~= switch then
+  call('HDEL', meta, 'switch', 'before', 'gate', 'tells', 'fresh')
+end
 
 local entries = mode == 'more' and read_on(inbox, ARGV[9], ARGV[10], ARGV[11], bytes) or {}
 -- Whoever read ahead and holds entries is still at work: only an empty inbox clears the flag.

@@ -3,19 +3,20 @@
 -- KEYS: job, savepoint, names of kept keys, control; then the metas of the partitions; then pairs: key, its copy
 -- ARGV: token, name, milliseconds of the exporter's lease, most bytes that commits may keep, number of partitions,
 --   reason, or '': with one the job enters the state that comes next, at this instant; `suspended` wants nothing in
---   flight; then the type of each key that is copied
+--   flight; version of the table that the keys are for, or '' for whichever; then the type of each key that is copied
 -- Returns {1, epoch, milliseconds of the server}, {-1, name, milliseconds until its exporter counts as gone} another one
---   is being written, {-3, state} the job cannot be ended so any more, {-5} no such job, {-8} it is being restored,
---   {-9} it was to be suspended, and something is in flight
+--   is being written, {-3, state} the job cannot be ended so any more, {-4} the table is another by now, {-5} no such job,
+--   {-8} it is being restored, {-9} it was to be suspended, and something is in flight,
+--   {-10, what it is, its phase, milliseconds since it began} a lifecycle operation is under way
 -- The first write is a COPY, so a Redis without memory refuses the whole script.
 local job, record, names, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local j = call('HMGET', job, 'state', 'saving', 'epochs', 'cut_at', 'restoring')
+local j = call('HMGET', job, 'state', 'saving', 'epochs', 'cut_at', 'restoring', 'table')
 if not j[1] then return {-5} end
 if j[5] then return {-8} end
-local key = foreign({record, 'hash', names, 'set', control, 'stream'})
+local key = foreign({record, 'hash', names, 'set', control, 'stream', string.sub(job, 1, -5) .. ':operation', 'hash'})
 local count = tonumber(ARGV[5])
 for i = 5, 4 + count do key = key or foreign({KEYS[i], 'hash'}) end
-for i = 5 + count, #KEYS, 2 do key = key or foreign({KEYS[i], ARGV[8 + (i - 5 - count) / 2]}) end
+for i = 5 + count, #KEYS, 2 do key = key or foreign({KEYS[i], ARGV[9 + (i - 5 - count) / 2]}) end
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local time = call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -23,6 +24,9 @@ if j[2] then
   local s = call('HMGET', record, 'name', 'until')
   return {-1, s[1] or '', math.max(0, tonumber(s[2] or 0) - ms)}
 end
+local o = call('HMGET', string.sub(job, 1, -5) .. ':operation', 'id', 'about', 'phase', 'begun_at')
+if o[1] then return {-10, o[2] or '', o[3] or '', math.max(0, ms - (tonumber(o[4]) or ms))} end
+if ARGV[8] ~= '' and j[6] ~= ARGV[8] then return {-4} end
 local suspends = ARGV[7] == 'suspended'
 if ARGV[6] ~= '' and j[1] ~= 'running' and (suspends or j[1] ~= 'draining') then return {-3, j[1]} end
 local at = math.max(ms, tonumber(j[4] or 0))

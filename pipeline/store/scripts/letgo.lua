@@ -2,15 +2,17 @@
 -- nothing. What is behind the letter counts as held no more. Control, so a full inbox takes it.
 -- KEYS: job, dead letters, edits, inbox, meta, held keys of the key group, then the meta of each entry partition that
 --   feeds it
--- ARGV: letter id, payload where it was not edited, field of the key, 'true' if the letter's record runs, 'false' if it is dropped
--- Returns {1}, {-1} no such letter, {-3, records held} its input has ended, {-4} the server was restarted just now,
+-- ARGV: letter id, payload where it was not edited, field of the key, 'true' if the letter's record runs, 'false' if it is dropped,
+--   version of the table that the inbox was chosen by
+-- Returns {1}, {-1} no such letter, {-2} the table is another by now, {-3, records held} its input has ended, {-4} the server was restarted just now,
 --   {-5} no such job
 -- The first write is an XDEL, which a Redis without memory lets through. When all is done, a letter that holds nothing
 -- back can still be dropped.
-local h = call('HMGET', KEYS[1], 'state', 'run_id')
+local h = call('HMGET', KEYS[1], 'state', 'run_id', 'table')
 local j = h[1]
 if not j then return {-5} end
 if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end
+if h[3] ~= ARGV[5] then return {-2} end
 local key = foreign({KEYS[6], 'hash', KEYS[3], 'hash', KEYS[4], 'stream', call('HGET', KEYS[5], 'queue'), 'list'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local found = unfit(KEYS[4], KEYS[5]) or uncountable(KEYS[1], 'dropped')

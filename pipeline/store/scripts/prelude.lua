@@ -270,3 +270,69 @@ local function enter(job, state, reason)
   keep_time(job, time, ahead)
   call('HSET', job, 'state', state, 'reason', reason, 'changed_at', int(time), 'history', table.concat(lines, '\n'))
 end
+
+-- Takes the operation away, with a line for those who ask later; the newest 50 stay. Begins with a command that shrinks.
+local function end_operation(job, operation, outcome)
+  local time, ahead = now(job)
+  local o = call('HMGET', operation, 'id', 'about', 'begun_at', 'switched_at')
+  local lines = {}
+  for line in string.gmatch(call('HGET', job, 'operations') or '', '[^\n]+') do lines[#lines + 1] = line end
+  lines[#lines + 1] = table.concat({int(time), o[3] or '0', o[4] or '0', (string.gsub(outcome, '%s+', ' ')), o[2] or ''}, '\t')
+  while #lines > 50 do table.remove(lines, 1) end
+  call('DEL', operation)
+  keep_time(job, time, ahead)
+  call('HSET', job, 'operations', table.concat(lines, '\n'))
+end
+
+-- Those that a partition gives keys to (`tells` in its meta), as `arrive` needs them; or nothing, and what is foreign there.
+-- `promised`: pairs that its log holds beside what is written there by now.
+local function receivers(root, meta, log, promised)
+  local stage, found = string.match(meta, ':meta:(%d+)%.%d+$'), {}
+  local own = {}
+  for number in string.gmatch(call('HGET', meta, 'tells') or '', '%d+') do
+    local to = {meta = root .. ':meta:' .. stage .. '.' .. number, log = root .. ':log:' .. stage .. '.' .. number}
+    local m = redis.pcall('HMGET', to.meta, 'gate', 'ring', 'queue', 'ticket', 'fresh')
+    if m.err then return nil, to.meta end
+    local key = no_number(to.meta, {'gate'}, m)
+    if key then return nil, key end
+    to.gate = math.max(0, tonumber(m[1] or 0) - 1)
+    to.queue, to.ticket = to.gate == 0 and m[2] == 'g' and m[3], m[4]
+    if to.queue and not to.ticket then return nil, to.meta .. ' ticket' end
+    key = foreign({to.queue, 'list', to.log, 'hash'})
+    if key then return nil, key end
+    if m[5] then
+      if #own == 0 then
+        own = call('HGETALL', log)
+        for _, part in ipairs(promised) do own[#own + 1] = part end
+      end
+      to.promises = {}
+      for i = 1, #own, 2 do
+        if string.sub(own[i], 1, 2) == 'w:' then
+          key = no_number(log, {own[i]}, {own[i + 1]}) or uncountable(to.log, own[i])
+          if key then return nil, key end
+          to.promises[#to.promises + 1], to.promises[#to.promises + 2] = own[i], own[i + 1]
+        end
+      end
+    end
+    found[#found + 1] = to
+  end
+  return found
+end
+
+-- The giver has committed all in front of its mark: those that wait for it wait for one fewer, and go on when it was the
+-- last. A new one has heard of time what its givers have: each promise is about its sender.
+local function arrive(found)
+  for _, to in ipairs(found) do
+    call('HSET', to.meta, 'gate', int(to.gate))
+    for i = 1, #(to.promises or {}), 2 do
+      local known = call('HGET', to.log, to.promises[i])
+      if not known or tonumber(known) < tonumber(to.promises[i + 1]) then
+        call('HSET', to.log, to.promises[i], to.promises[i + 1])
+      end
+    end
+    if to.queue then
+      call('HSET', to.meta, 'ring', '1')
+      call('LPUSH', to.queue, to.ticket)
+    end
+  end
+end
