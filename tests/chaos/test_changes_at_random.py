@@ -1,0 +1,178 @@
+"""All that may change while a job runs, at random and with kills meanwhile, while the sequence oracle watches.
+
+CELERIAC_CHANGES_SECONDS: how long, 40 by default.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from time import monotonic
+
+import pytest
+
+from tests.e2e.chaos import Run, Site, a_chance, read_rows, wait_until
+
+KEYS = 40
+SECONDS = float(os.environ.get("CELERIAC_CHANGES_SECONDS") or 40)
+
+FLOW = """
+import threading
+from pathlib import Path
+
+from pipeline import Pipeline, read, write
+
+
+def numbered():
+    number, pace = 0, threading.Event()
+    while not Path("enough").exists():
+        number += 1
+        for key in range(%d):
+            yield [f"k{key}", number]
+        pace.wait(0.02)
+
+
+def in_sequence(key, number, last):
+    if number != (last or 0) + 1:
+        raise ValueError(f"{key}: {number} came after {last}")
+    return number, number
+
+
+flow = Pipeline("changing")
+(
+    flow.source(read.iterable(numbered), name="numbers")
+    .key_by(lambda pair: pair[0], name="hop")
+    .key_by(lambda pair: pair[0], name="by_key")
+    .map(lambda pair: pair[1], name="number")
+    .stateful_map(in_sequence, name="oracle")
+    .sink(write.jsonl("out"), name="result")
+)
+"""
+
+
+class Changes:
+    """One job, and what is done to it. Each change ends before the next begins; kills come at any moment of one."""
+
+    def __init__(self, site: Site, run: Run, chance: random.Random) -> None:
+        self._site, self._run, self._chance = site, run, chance
+        self._address, self._job = run.address, run.link[1]
+        self._partitions = {"hop": 4, "by_key": 4}
+        self._node: subprocess.Popen[bytes] | None = None
+        self.done: list[str] = []
+
+    def one(self) -> None:
+        acts: list[Callable[[], None]] = [
+            self.rescale,
+            self.rescale,
+            self.move,
+            self.savepoint,
+            self.pause,
+            self.pause_stage,
+        ]
+        act = self._chance.choice(acts)
+        print(act.__name__)
+        act()
+        self.done.append(act.__name__)
+
+    def rescale(self) -> None:
+        stage = self._chance.choice(list(self._partitions))
+        number = self._chance.choice([n for n in (1, 2, 3, 4, 6, 8, 16) if n != self._partitions[stage]])
+        self._command("rescale", self._job, stage, "--partitions", str(number), "--now")
+        self._partitions[stage] = number
+
+    def savepoint(self) -> None:
+        self._command("savepoint", "create", self._job, "--to", str(self._site.root / "savepoints"), "--keep", "2")
+
+    def pause(self) -> None:
+        self._command("pause", self._job)
+        self._command("unpause", self._job)
+
+    def pause_stage(self) -> None:
+        stage = self._chance.choice(list(self._partitions))
+        self._command("pause", self._job, "--stage", stage)
+        self._command("unpause", self._job, "--stage", stage)
+
+    def move(self) -> None:
+        """A node joins, or the one that has joined is drained and ended."""
+        if self._node is None:
+            with open(self._site.kept_logs / "node.log", "ab") as log:
+                self._node = subprocess.Popen(
+                    [*CELERIAC, "worker", self._job, "flow.py", "--workers", "1", "--node", "far"],
+                    cwd=self._run.folder,
+                    env=self._site.environment(CELERIAC_REDIS=self._address),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            wait_until(self._has_joined, "the node has partitions", 60.0)
+        else:
+            self._command("node", "drain", self._job, "far", "--stop")
+            self._node.wait(30)
+            self._node = None
+            self._command("node", "undrain", self._job, "far")
+
+    def _has_joined(self) -> bool:
+        self._run.assert_running()
+        return any(name.startswith("far.") for name in self._run.owners())
+
+    def end(self) -> None:
+        """A node of its own ends with its job; its process is collected."""
+        if self._node is not None:
+            assert self._node.wait(30) == 0
+
+    def _command(self, *arguments: str) -> None:
+        """To its end; meanwhile, half of the times, a process of the job is killed."""
+        process = subprocess.Popen(
+            [*CELERIAC, *arguments, "--redis", self._address],
+            cwd=self._run.folder,
+            env=self._site.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            if self._chance.random() < 0.5:
+                taken = self._run.taken()
+                self._run.wait_for_taken(taken + self._chance.randrange(1, 2_000))
+                self._run.kill(self._chance.choice(["w0", "w1", "leader"]))
+            said, _ = process.communicate(timeout=90)
+        finally:
+            process.kill()
+        self._run.assert_running()
+        assert process.returncode == 0, (arguments, said)
+
+
+CELERIAC = (sys.executable, "-m", "pipeline.cli.main")
+
+
+@pytest.mark.timeout(max(300, 4 * SECONDS))
+def test_whatever_changes_at_random_among_kills_every_key_is_in_order_and_once(site: Site) -> None:
+    chance = a_chance()
+    site.write(FLOW % KEYS)
+    run = site.start("flow.py", "--workers", "2", "--partitions", "4")
+    run.wait_for_taken(2_000)
+
+    changes, until = Changes(site, run, chance), monotonic() + SECONDS
+    while monotonic() < until:
+        changes.one()
+    taken = run.taken()
+    run.wait_for_taken(taken + 3 * KEYS)
+    (run.folder / "enough").touch()
+    run.finish()
+    changes.end()
+
+    assert "the books balance: " in run.said()
+    # In which order they came is told by the oracle: a key's rows lie in files of several partitions.
+    found: dict[str, list[int]] = {}
+    for row in read_rows(run.folder / "out"):
+        found.setdefault(row["key"], []).append(row["value"])
+    last = max(found["k0"])
+    assert {key: sorted(numbers) for key, numbers in found.items()} == {
+        f"k{key}": list(range(1, last + 1)) for key in range(KEYS)
+    }
+    assert 3 * KEYS * last >= taken
+    site.assert_clean("flow.py", "enough", "out")
