@@ -46,17 +46,18 @@ def make_round(
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
         cuts = Cuts(scripts)
+        operations = OperationStore(scripts)
         placement = Placement(scripts, leadership, lambda: leadership.server, rng)
         return Duties(
             working=(
                 restarts,
                 Gate(leadership, jobs.memory),
                 placement,
-                Rescaling(OperationStore(scripts), jobs.facts, placement),
+                Rescaling(operations, jobs.facts, placement),
                 Retry(leadership, rng),
                 Ending(leadership),
                 Lifecycle(jobs),
-                Autoscale(ScalingStore(scripts)),
+                Autoscale(ScalingStore(scripts), operations),
                 retention,
                 Visitors(leadership),
                 readers,

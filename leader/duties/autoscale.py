@@ -1,19 +1,27 @@
-"""Measures a job that is scaled, decides how many workers it needs, and writes that down; agents do the rest."""
+"""Measures a job that is scaled, decides how many workers it needs, and writes that down; agents do the rest.
+
+Where more workers could not share a stage, it also begins to give that more partitions.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
+from pipeline.errors import Busy, JobStateError
 from pipeline.facts import JobFacts
 from pipeline.scaling.decision import decide
 from pipeline.scaling.history import History
-from pipeline.scaling.policies import Kind
+from pipeline.scaling.policies import Kind, Repartition
+from pipeline.store.operations import OperationStore
 from pipeline.store.scaling import ScalingStore
 
 logger = logging.getLogger(__name__)
 
 LOOK_MS: Final = 1_000
+
+BY: Final = "the autoscaler"
+"""Who has begun its operations."""
 
 
 class Autoscale:
@@ -21,8 +29,9 @@ class Autoscale:
 
     name = "autoscale"
 
-    def __init__(self, store: ScalingStore) -> None:
+    def __init__(self, store: ScalingStore, operations: OperationStore) -> None:
         self._store = store
+        self._operations = operations
         self._history = History()
         self._look_at_ms = 0
         self._last: Kind | None = None
@@ -34,11 +43,12 @@ class Autoscale:
         self._look_at_ms = facts.now_ms + LOOK_MS
         self._history.add(facts)
         decision = decide(facts, record.scaling, self._history.load(facts, record.scaling))
+        counts = self._repartition(facts, token, decision.repartition) if decision.repartition else {}
         is_news = decision.is_news(self._last)
         if decision.kind is not Kind.WAITING:
             self._last = decision.kind
         if not is_news or not self._store.decide(record.job, token, decision) or not decision.is_change:
-            return {}
+            return counts
         logger.info(
             "the number of workers changes: job=%s pool=%s from=%d to=%d why=%s",
             record.job,
@@ -47,4 +57,24 @@ class Autoscale:
             decision.wanted,
             decision.why,
         )
-        return {"scaled": 1}
+        return {"scaled": 1, **counts}
+
+    def _repartition(self, facts: JobFacts, token: str, wanted: Repartition) -> dict[str, int]:
+        """At once: where more comes than goes, the backlog would not become short by waiting."""
+        record = facts.record
+        stage = next(each for each in record.plan.stages if each.name == wanted.stage)
+        if facts.operation is not None or stage.serving != wanted.before:
+            return {}
+        try:
+            self._operations.begin(record, stage, wanted.wanted, BY, is_urgent=True, token=token)
+        except (Busy, JobStateError) as error:
+            logger.info("no partitions are added now: job=%s stage=%s: %s", record.job, stage.name, error)
+            return {}
+        logger.info(
+            "a stage gets more partitions: job=%s stage=%s from=%d to=%d",
+            record.job,
+            stage.name,
+            wanted.before,
+            wanted.wanted,
+        )
+        return {"repartitions": 1}

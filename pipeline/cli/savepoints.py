@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
+from pipeline.cli.checkpoints import take_again
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER, job_id
 from pipeline.cli.screen import Screen
 from pipeline.errors import EnvironmentFault, SavepointError
@@ -46,22 +48,39 @@ def savepoint() -> None:
 @click.option("--to", "folder", metavar="FOLDER", default=FOLDER, show_default=True, help="Put it below this folder.")
 @click.option("--stop", is_flag=True, help="Cancel the job at the instant of the cut: nothing comes behind it.")
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="Afterwards delete all but the last N of this job.")
+@click.option(
+    "--every",
+    "every_seconds",
+    type=click.FloatRange(1, 604_800),
+    metavar="SECONDS",
+    help="Take one again and again until the job ends; --keep says how many stay.",
+)
 @JSON
 @DEBUG
-def create_savepoint(job: str, redis_url: str, folder: str, stop: bool, keep: int | None, as_json: bool) -> None:
+def create_savepoint(
+    job: str, redis_url: str, folder: str, stop: bool, keep: int | None, every_seconds: float | None, as_json: bool
+) -> None:
     """Take a savepoint of a job while it works. It is there, whole, when this ends."""
+    if stop and every_seconds is not None:
+        raise click.UsageError("--every goes on until the job ends, and --stop ends it")
     need_pyarrow()
-    from pipeline.savepoints.export import take_savepoint
-    from pipeline.savepoints.manifest import new_name
     from pipeline.savepoints.places import place_of
 
-    scripts = Scripts(connect(redis_url))
-    record = JobStore(scripts).read(job)
-    place = place_of(folder)
+    scripts, place = Scripts(connect(redis_url)), place_of(folder)
+    take = partial(_take, scripts, job, place, JobState.CANCELLED if stop else None, keep, as_json)
+    if every_seconds is None:
+        take()
+    else:
+        take_again(take, lambda: JobStore(scripts).state(job), every_seconds)
+
+
+def _take(scripts: Scripts, job: str, place: Place, ends: JobState | None, keep: int | None, as_json: bool) -> None:
+    from pipeline.savepoints.export import take_savepoint
+    from pipeline.savepoints.manifest import new_name
+
     started = time.monotonic()
-    manifest = take_savepoint(
-        scripts, record, place, new_name(job, time.localtime()), ends=JobState.CANCELLED if stop else None
-    )
+    record = JobStore(scripts).read(job)
+    manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), ends=ends)
     seconds = time.monotonic() - started
     for name in _older(place, job, keep) if keep else ():
         place.delete(name)
@@ -69,7 +88,7 @@ def create_savepoint(job: str, redis_url: str, folder: str, stop: bool, keep: in
         click.echo(msgspec.json.encode(_facts(manifest, place.url)).decode())
     else:
         click.echo(f"savepoint {place.url.rstrip('/')}/{manifest.name}: {summary(manifest)}, in {seconds:.1f} s")
-        if stop:
+        if ends is not None:
             click.echo(f"job {job} is cancelled: run FILE --from-savepoint goes on as a new job", err=True)
 
 

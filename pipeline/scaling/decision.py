@@ -7,7 +7,7 @@ from typing import Final
 
 from pipeline.facts import JobFacts
 from pipeline.scaling.load import Load
-from pipeline.scaling.policies import Choice, Kind, Need, choose
+from pipeline.scaling.policies import Choice, Kind, Need, Repartition, choose
 from pipeline.scaling.settings import POOL, Scaling
 
 MOST_DECISIONS: Final = 100
@@ -29,6 +29,7 @@ class Decision:
     load: Load | None = None
     needs: tuple[Need, ...] = ()
     pool: str = POOL
+    repartition: Repartition | None = None
 
     @property
     def is_change(self) -> bool:
@@ -47,7 +48,15 @@ def decide(facts: JobFacts, scaling: Scaling, load: Load | None) -> Decision:
     choice = _choice(facts, scaling, load)
     record = facts.record
     return Decision(
-        facts.now_ms, choice.kind, record.workers_wanted, choice.wanted, choice.why, scaling.policy, load, choice.needs
+        facts.now_ms,
+        choice.kind,
+        record.workers_wanted,
+        choice.wanted,
+        choice.why,
+        scaling.policy,
+        load,
+        choice.needs,
+        repartition=choice.repartition,
     )
 
 

@@ -7,10 +7,11 @@ to catch up, by what a worker can do in a second of work. `watermarks` goes one 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from pipeline.keying import GROUPS
 from pipeline.scaling.load import LEAST_RATE, Load, StageLoad
 from pipeline.scaling.settings import Scaling
 
@@ -47,6 +48,15 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Repartition:
+    """Another number of partitions for one keyed stage, so that more workers can share its work."""
+
+    stage: str
+    before: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """How many workers agents should keep, and why."""
 
@@ -54,6 +64,7 @@ class Choice:
     wanted: int
     why: str
     needs: tuple[Need, ...] = field(default=())
+    repartition: Repartition | None = None
 
 
 def choose(load: Load, scaling: Scaling) -> Choice:
@@ -63,7 +74,7 @@ def choose(load: Load, scaling: Scaling) -> Choice:
     if wanted == choice.wanted:
         return choice
     kind = Kind.UP if wanted > load.wanted else Kind.DOWN if wanted < load.wanted else choice.kind
-    return Choice(kind, wanted, f"the bounds are {scaling.minimum}..{scaling.maximum}", choice.needs)
+    return replace(choice, kind=kind, wanted=wanted, why=f"the bounds are {scaling.minimum}..{scaling.maximum}")
 
 
 def ds2(load: Load, scaling: Scaling) -> Choice:
@@ -123,7 +134,9 @@ def watermarks(load: Load, scaling: Scaling) -> Choice:
     ):
         useful = sum(stage.partitions for stage in load.stages)
         if load.wanted + load.others >= useful:
-            return Choice(Kind.LIMITED, load.wanted, f"{facts}: {_repartition(useful)}")
+            busiest = max(load.stages, key=lambda stage: stage.busy_workers / stage.partitions)
+            more = _more_partitions(load, scaling, busiest, 2 * busiest.partitions)
+            return Choice(Kind.LIMITED, load.wanted, f"{facts}: {_too_few(busiest, more)}", repartition=more)
         if load.wanted >= scaling.maximum:
             return Choice(Kind.LIMITED, load.wanted, f"{facts}, and more than {scaling.maximum} are not allowed")
         return Choice(Kind.UP, load.wanted + 1, f"{facts}: above the high mark")
@@ -176,10 +189,12 @@ def _up(load: Load, scaling: Scaling, shares: _Shares, needs: tuple[Need, ...]) 
     why = f"{_workers(load.wanted)} would have to work {now:.0%}; the busiest of {wanted} works {shares.of(wanted):.0%}"
     if enough is None and shares.least() < shares.of(scaling.maximum):
         why += f"; more than {scaling.maximum} are not allowed"
+    more = None
     if shares.least() > scaling.busy_target:
-        stage = max(zip(needs, load.stages, strict=True), key=lambda pair: pair[0].workers / pair[1].partitions)[1]
-        why += f"; {_repartition(stage.partitions, stage.name)}"
-    return Choice(Kind.UP if wanted > load.wanted else Kind.LIMITED, wanted, why, needs)
+        need, stage = max(zip(needs, load.stages, strict=True), key=lambda pair: pair[0].workers / pair[1].partitions)
+        more = _more_partitions(load, scaling, stage, math.ceil(need.workers / scaling.busy_target))
+        why += f"; {_too_few(stage, more)}"
+    return Choice(Kind.UP if wanted > load.wanted else Kind.LIMITED, wanted, why, needs, more)
 
 
 def _need(stage: StageLoad, target_rate: float) -> Need:
@@ -189,12 +204,27 @@ def _need(stage: StageLoad, target_rate: float) -> Need:
     return Need(stage.name, target_rate, true_rate, target_rate / true_rate if true_rate and target_rate else 0.0)
 
 
-def _repartition(partitions: int, stage: str = "") -> str:
-    of_stage = f" of the stage {stage}" if stage else ""
-    command = f"celeriac rescale JOB {stage or 'STAGE'}"
-    return (
-        f"a worker for each of the {partitions} partitions{of_stage} is not enough: it needs a repartition, {command}"
-    )
+def _more_partitions(load: Load, scaling: Scaling, stage: StageLoad, useful: int) -> Repartition | None:
+    """Doubled until `useful` workers can share the stage, as far as so many are allowed; None where nothing changes.
+
+    The partitions of an entry stage belong to senders.
+    """
+    useful = min(useful, scaling.maximum + load.others, GROUPS)
+    if not stage.upstream or useful <= stage.partitions:
+        return None
+    wanted = stage.partitions
+    while wanted < useful:
+        wanted *= 2
+    return Repartition(stage.name, stage.partitions, min(wanted, GROUPS))
+
+
+def _too_few(stage: StageLoad, more: Repartition | None) -> str:
+    text = f"a worker for each of the {stage.partitions} partitions of the stage {stage.name} is not enough"
+    if more is not None:
+        return f"{text}: it gets {more.wanted}"
+    if not stage.upstream:
+        return f"{text}, and those of a source are not changed"
+    return f"{text}, and more workers are not allowed"
 
 
 def _workers(count: int) -> str:

@@ -35,21 +35,25 @@ class OperationStore:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    def begin(self, record: JobRecord, stage: StagePlan, to: int, by: str, *, is_urgent: bool = False) -> str:
-        """Has the leader change the number of the stage's partitions; the operation's id.
+    def begin(
+        self, record: JobRecord, stage: StagePlan, to: int, by: str, *, is_urgent: bool = False, token: str = ""
+    ) -> str:
+        """Has the leader change the number of the stage's partitions; the operation's id. A leader gives its token.
 
         Raises Busy while another operation, or a savepoint, is under way; JobStateError when the job is not running,
-        or the stage is ending; UnknownJob, StoreError.
+        or the stage is ending; StaleTerm, UnknownJob, StoreError.
         """
         job = record.job
         about = About("rescale", stage.name, stage.serving, to, by)
-        names = [keys.job(job), keys.operation(job)]
+        names = [keys.job(job), keys.operation(job), keys.leader(job)]
         names += [keys.meta(job, stage.index, number) for number in range(stage.serving)]
-        args = [record.table, msgspec.json.encode(about), about.kind, stage.index, to, "1" if is_urgent else ""]
+        args = [record.table, msgspec.json.encode(about), about.kind, stage.index, to, "1" if is_urgent else "", token]
         answer = self._scripts.run("begin", names, args)
         match answer[0]:
             case -1:
                 raise busy(job, answer[1], answer[2], answer[3])
+            case -2:
+                raise StaleTerm(f"this leader no longer leads job {job!r}")
             case -3:
                 raise JobStateError(
                     f"job {job!r} is {_text(answer[1])}: only a running job is rescaled",

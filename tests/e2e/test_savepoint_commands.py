@@ -95,9 +95,36 @@ def test_create_list_show_diff_export_and_delete(redis_url: str, tmp_path: Path,
         assert celeriac("savepoint", "list", str(tmp_path / "nowhere")).stderr == "no savepoints\n"
 
 
+def test_savepoints_are_taken_again_and_again_until_the_job_ends(redis_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "pipeline.cli.main", "savepoint", "create", "j", "--to", str(folder)]
+    with LocalJob(redis_url, counting()) as job:
+        job.assign()
+        job.send("aab")
+        job.run_until_idle()
+        environment = {**os.environ, "CELERIAC_REDIS": redis_url, "PYTHONPATH": str(ROOT)}
+        service = subprocess.Popen(
+            [*command, "--every", "1", "--keep", "2"], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert service.stdout is not None
+            names = [service.stdout.readline().split()[1].rpartition("/")[2].rstrip(":") for _ in range(3)]
+            job.jobs.transition("j", JobState.CANCELLED)
+            said, _ = service.communicate(timeout=60)
+        finally:
+            service.kill()
+            service.wait()
+
+    names += [line.split()[1].rpartition("/")[2].rstrip(":") for line in said.splitlines()]
+    assert service.returncode == 0
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names[-2:])
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (("savepoint", "create", "j", "--stop", "--every", "5"), "--stop ends it"),
+        (("savepoint", "create", "nosuch", "--every", "5"), "there is no job 'nosuch'"),
         (("savepoint", "create", "nosuch"), "there is no job 'nosuch'"),
         (("savepoint", "show", "/nowhere/at-all"), "there is no /nowhere/at-all/manifest.json"),
         (("savepoint", "create", "j", "--to", "nosuch://x/y"), "nosuch"),

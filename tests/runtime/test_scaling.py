@@ -23,13 +23,14 @@ from pipeline.facts import JobFacts, WorkerFacts
 from pipeline.graph import Graph, KeyBy, Sink, SinkSpec, Source, SourceSpec
 from pipeline.plan import compile_plan
 from pipeline.positions import Position
-from pipeline.scaling.policies import Kind
+from pipeline.scaling.policies import Kind, Repartition
 from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import Leadership
+from pipeline.store.operations import OperationStore
 from pipeline.store.ownership import Ownership
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
@@ -255,25 +256,29 @@ def test_a_worker_that_dies_while_it_is_to_leave_is_not_kept(site: Site) -> None
 # the leader
 
 
-def seen(site: Site, second: float, **changes: Any) -> JobFacts:
-    """The job as it is, at another time, with 200 records a second that one worker cannot keep up with."""
+def seen(site: Site, second: float, stage: int = 0, **changes: Any) -> JobFacts:
+    """The job as it is, at another time, with 200 records a second at a stage that one worker cannot keep up with."""
     facts = site.jobs.facts(JOB)
     taken = int(100 * second)
-    first, *rest = facts.partitions
+    first, *rest = sorted(facts.partitions, key=lambda part: (part.stage != stage, part.stage, part.partition))
     busy = replace(first, position=Position(f"{taken + 1}-0"), backlog=taken, taken=taken)
     workers = tuple(
-        WorkerFacts(f"w{number}", "1-a", 0.1, False, {"pool": "main", "busy": {"0": second}})
+        WorkerFacts(f"w{number}", "1-a", 0.1, False, {"pool": "main", "busy": {str(stage): second}})
         for number in range(facts.record.workers_wanted)
     )
     return replace(
-        facts, now_ms=facts.now_ms + int(1000 * second), partitions=(busy, *rest), workers=workers, **changes
+        facts,
+        now_ms=facts.now_ms + int(1000 * second),
+        partitions=tuple(sorted((busy, *rest), key=lambda part: (part.stage, part.partition))),
+        workers=workers,
+        **changes,
     )
 
 
 def test_the_leader_writes_down_how_many_workers_it_wants_and_why(site: Site) -> None:
     leadership = Leadership(site.scripts, "L2", "n")
     token = leadership.hold(JOB, 60).token
-    duty = Autoscale(site.scaling)
+    duty = Autoscale(site.scaling, OperationStore(site.scripts))
 
     counts = [duty.run_once(seen(site, second), token) for second in range(1, 9)]
 
@@ -287,15 +292,40 @@ def test_the_leader_writes_down_how_many_workers_it_wants_and_why(site: Site) ->
     assert decision.load.stages[0].true_rate == pytest.approx(100, rel=0.1)
 
 
+def test_the_leader_gives_a_stage_more_partitions_where_more_workers_could_not_share_it(site: Site) -> None:
+    token = Leadership(site.scripts, "L2", "n").hold(JOB, 60).token
+    duty = Autoscale(site.scaling, OperationStore(site.scripts))
+
+    counts = [duty.run_once(seen(site, second, stage=1), token) for second in range(1, 9)]
+
+    assert sum(each.get("repartitions", 0) for each in counts) == 1
+    operation = site.jobs.facts(JOB).operation
+    assert operation is not None
+    assert (operation.about.stage, operation.about.before, operation.about.to) == ("words", 2, 4)
+    assert (operation.about.by, operation.is_urgent) == ("the autoscaler", True)
+    decision = site.scaling.decisions(JOB)[-1]
+    assert decision.repartition == Repartition("words", 2, 4)
+
+
+def test_a_leader_that_has_lost_its_lease_begins_no_operation(site: Site) -> None:
+    record = site.jobs.read(JOB)
+    Leadership(site.scripts, "L2", "n").hold(JOB, 60)
+
+    with pytest.raises(StaleTerm):
+        OperationStore(site.scripts).begin(record, record.plan.stages[1], 4, "me", token="9:stale")
+
+    assert site.jobs.facts(JOB).operation is None
+
+
 def test_the_next_leader_keeps_to_the_cooldown_of_the_one_before(site: Site) -> None:
     token = Leadership(site.scripts, "L2", "n").hold(JOB, 60).token
-    first = Autoscale(site.scaling)
+    first = Autoscale(site.scaling, OperationStore(site.scripts))
     for second in range(1, 9):
         first.run_once(seen(site, second), token)
     scaled = site.jobs.read(JOB)
     assert scaled.workers_wanted == 2
 
-    second_leader, kinds = Autoscale(site.scaling), []
+    second_leader, kinds = Autoscale(site.scaling, OperationStore(site.scripts)), []
     for second in range(1, 10):
         facts = seen(site, second)
         # An idle job: one worker would do.
@@ -309,7 +339,7 @@ def test_the_next_leader_keeps_to_the_cooldown_of_the_one_before(site: Site) -> 
 
 def test_a_leader_that_has_lost_its_lease_scales_nothing(site: Site) -> None:
     Leadership(site.scripts, "L2", "n").hold(JOB, 60)
-    duty = Autoscale(site.scaling)
+    duty = Autoscale(site.scaling, OperationStore(site.scripts))
 
     def lead() -> None:
         for second in range(1, 9):

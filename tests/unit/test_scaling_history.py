@@ -208,7 +208,7 @@ def test_a_recorded_backlog_asks_for_all_workers_as_soon_as_its_speed_is_known()
     at, decision = first_change(decisions)
     assert {each.kind for each in decisions[:at]} <= {Kind.WAITING, Kind.UNKNOWN}
     assert (decision.kind, decision.before, decision.wanted) == (Kind.UP, 1, 3)
-    assert "celeriac rescale" in decision.why
+    assert "is not enough" in decision.why
     assert not any(each.kind is Kind.DOWN for each in decisions[: at + 15])
 
 
@@ -247,7 +247,7 @@ def test_a_job_that_is_not_scaled_is_not_measured() -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(name)
 
-    duty = Autoscale(Forbidden())  # type: ignore[arg-type]
+    duty = Autoscale(Forbidden(), Forbidden())  # type: ignore[arg-type]
     record = replace(a_record(PLAN, SCALING, 1), scaling=None)
 
     assert duty.run_once(replace(a_look(1), record=record), "token") == {}

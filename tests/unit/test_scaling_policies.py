@@ -15,7 +15,16 @@ from pipeline.errors import PipelineError
 from pipeline.facts import JobFacts
 from pipeline.scaling.decision import decide
 from pipeline.scaling.load import Load, StageLoad
-from pipeline.scaling.policies import CALM_SECONDS, HELD_BACK_GROWTH, Kind, choose, ds2, target_rates, watermarks
+from pipeline.scaling.policies import (
+    CALM_SECONDS,
+    HELD_BACK_GROWTH,
+    Kind,
+    Repartition,
+    choose,
+    ds2,
+    target_rates,
+    watermarks,
+)
 from pipeline.scaling.settings import POLICIES, Scaling, parse_range
 
 BOUNDS = Scaling(1, 8)
@@ -127,7 +136,7 @@ def test_nobody_goes_while_there_is_a_backlog_to_catch_up_with() -> None:
     assert ds2(calm, BOUNDS).kind is Kind.DOWN
 
 
-def test_more_work_than_partitions_let_be_shared_says_which_stage_needs_a_repartition() -> None:
+def test_more_work_than_partitions_let_be_shared_asks_for_more_of_that_stage() -> None:
     narrow = a_stage(1, arrival_rate=400, taken_rate=200, busy_workers=2.0, partitions=2)
 
     choice = ds2(a_load(a_stage(busy_workers=0.1), narrow), BOUNDS)
@@ -135,7 +144,41 @@ def test_more_work_than_partitions_let_be_shared_says_which_stage_needs_a_repart
     assert (
         choice.wanted == 6
     )  # from then on nobody has more than one partition of the narrow stage and two of the other
-    assert "celeriac rescale JOB s1" in choice.why
+    assert choice.repartition == Repartition("s1", 2, 8)  # 400/s at 100/s are five workers, busy to the target
+    assert "a worker for each of the 2 partitions of the stage s1 is not enough: it gets 8" in choice.why
+
+
+def test_partitions_are_doubled_only_as_far_as_there_may_be_workers_for_them() -> None:
+    narrow = a_stage(1, arrival_rate=4_000, taken_rate=200, busy_workers=2.0, partitions=2)
+    load = a_load(a_stage(busy_workers=0.1), narrow)
+
+    assert ds2(load, Scaling(1, 3)).repartition == Repartition("s1", 2, 4)
+    assert ds2(load, Scaling(1, 400)).repartition == Repartition("s1", 2, 64)
+    limited = ds2(load, Scaling(1, 2))
+    assert limited.repartition is None
+    assert "is not enough, and more workers are not allowed" in limited.why
+
+
+def test_no_stage_gets_more_partitions_than_there_are_key_groups() -> None:
+    narrow = a_stage(1, arrival_rate=90_000, taken_rate=200, busy_workers=2.0, partitions=3)
+
+    assert ds2(a_load(a_stage(busy_workers=0.1), narrow), Scaling(1, 1_000)).repartition == Repartition("s1", 3, 256)
+
+
+def test_the_partitions_of_a_source_are_never_changed() -> None:
+    choice = ds2(a_load(a_stage(arrival_rate=400, taken_rate=200, busy_workers=2.0, partitions=2)), BOUNDS)
+
+    assert choice.repartition is None
+    assert "those of a source are not changed" in choice.why
+
+
+def test_watermarks_double_the_partitions_of_the_busiest_stage_when_all_have_workers() -> None:
+    busy = a_load(
+        a_stage(busy_workers=0.5, partitions=1), a_stage(1, busy_workers=1.5, partitions=2), wanted=3, workers=2
+    )
+
+    assert watermarks(busy, BOUNDS).repartition == Repartition("s1", 2, 4)
+    assert watermarks(busy, Scaling(1, 2)).repartition is None
 
 
 def test_more_work_than_the_bounds_allow_is_said_and_not_followed() -> None:
