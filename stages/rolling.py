@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.errors import CeleriacError, StoreUnavailable, UnknownJob
 from pipeline.store.agents import AgentLink
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.looking import look_again
 from stages.supervision import WORKER, ChildSpec, ChildState, ChildStatus
 
 LOOK_SECONDS: Final = 0.25
@@ -42,23 +42,10 @@ class Rolling:
     clock: Callable[[], float] = time.monotonic
     _leaving: dict[str, float] = field(default_factory=dict)
     """Worker that is to change -> when at the latest."""
-    _is_failing: bool = False
 
     def run(self, stop: threading.Event) -> None:
         """Looks again and again until `stop`, or until the job is gone. An outage of Redis is waited out."""
-        while not stop.wait(LOOK_SECONDS):
-            try:
-                self.run_once()
-            except UnknownJob:
-                return
-            except StoreUnavailable as error:
-                if not self._is_failing:
-                    _log.warning("the wanted version cannot be read: %s", error)
-                self._is_failing = True
-            except CeleriacError as error:
-                _log.error("no worker was changed: %s", error)
-            else:
-                self._is_failing = False
+        look_again(self.run_once, stop, LOOK_SECONDS, _log, "the wanted version")
 
     def run_once(self) -> None:
         """One look. Raises StoreError, UnknownJob."""

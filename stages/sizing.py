@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.errors import CeleriacError, StoreUnavailable, UnknownJob
 from pipeline.store.agents import AgentLink
 from stages.agent import Agent
+from stages.looking import look_again
 from stages.supervision import WORKER, ChildSpec, ChildState, ChildStatus
 
 LOOK_SECONDS: Final = 0.25
@@ -42,23 +42,10 @@ class Sizing:
     clock: Callable[[], float] = time.monotonic
     _leaving: dict[str, float] = field(default_factory=dict)
     """Worker that is to go -> when it is asked to end at the latest."""
-    _is_failing: bool = False
 
     def run(self, stop: threading.Event) -> None:
         """Looks again and again until `stop`, or until the job is gone. An outage of Redis is waited out."""
-        while not stop.wait(LOOK_SECONDS):
-            try:
-                self.run_once()
-            except UnknownJob:
-                return
-            except StoreUnavailable as error:
-                if not self._is_failing:
-                    _log.warning("the wanted number of workers cannot be read: %s", error)
-                self._is_failing = True
-            except CeleriacError as error:
-                _log.error("the number of workers was not changed: %s", error)
-            else:
-                self._is_failing = False
+        look_again(self.run_once, stop, LOOK_SECONDS, _log, "the wanted number of workers")
 
     def run_once(self) -> None:
         """One look. Raises StoreError, UnknownJob."""

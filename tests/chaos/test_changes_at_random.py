@@ -15,42 +15,10 @@ from time import monotonic
 import pytest
 
 from tests.e2e.chaos import Run, Site, a_chance, read_rows, wait_until
+from tests.e2e.flows import PACED
 
 KEYS = 40
 SECONDS = float(os.environ.get("CELERIAC_CHANGES_SECONDS") or 40)
-
-FLOW = """
-import threading
-from pathlib import Path
-
-from pipeline import Pipeline, read, write
-
-
-def numbered():
-    number, pace = 0, threading.Event()
-    while not Path("enough").exists():
-        number += 1
-        for key in range(%d):
-            yield [f"k{key}", number]
-        pace.wait(0.02)
-
-
-def in_sequence(key, number, last):
-    if number != (last or 0) + 1:
-        raise ValueError(f"{key}: {number} came after {last}")
-    return number, number
-
-
-flow = Pipeline("changing")
-(
-    flow.source(read.iterable(numbered), name="numbers")
-    .key_by(lambda pair: pair[0], name="hop")
-    .key_by(lambda pair: pair[0], name="by_key")
-    .map(lambda pair: pair[1], name="number")
-    .stateful_map(in_sequence, name="oracle")
-    .sink(write.jsonl("out"), name="result")
-)
-"""
 
 
 class Changes:
@@ -152,7 +120,7 @@ CELERIAC = (sys.executable, "-m", "pipeline.cli.main")
 @pytest.mark.timeout(max(300, 4 * SECONDS))
 def test_whatever_changes_at_random_among_kills_every_key_is_in_order_and_once(site: Site) -> None:
     chance = a_chance()
-    site.write(FLOW % KEYS)
+    site.write(PACED.format(keys=KEYS))
     run = site.start("flow.py", "--workers", "2", "--partitions", "4")
     run.wait_for_taken(2_000)
 

@@ -5,62 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
-
-FLOW = '''"""The sequence oracle behind a source that rests until the file `go_on` is there."""
-
-import time
-from pathlib import Path
-
-from pipeline import Pipeline, read, write
-
-KEYS, COUNT, FIRST = {keys}, {count}, {first}
-
-
-def numbered(position):
-    for place in range(position or 0, KEYS * COUNT):
-        while place >= KEYS * FIRST and not Path("go_on").exists():
-            time.sleep(0.05)
-        yield place + 1, [f"k{{place % KEYS}}", place // KEYS + 1]
-
-
-def worked(pair):
-    time.sleep(0.002)
-    return pair[1]
-
-
-def in_sequence(key, number, last):
-    if number != (last or 0) + 1:
-        raise ValueError(f"{{key}}: {{number}} came after {{last}}")
-    return number, number
-
-
-flow = Pipeline("moved")
-(
-    flow.source(read.generator(numbered, poll_seconds=None), name="numbers")
-    .key_by(lambda pair: pair[0], name="by_key")
-    .map(worked, name="number")
-    .stateful_map(in_sequence, name="oracle")
-    .sink(write.jsonl("out"), name="result")
-)
-'''
+from tests.e2e.flows import RESTING
 
 FIRST = 300
 SEQUENCE = Sequence(keys=50, count=FIRST + 20)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
-    yield site
-    site.close()
 
 
 class Node:
@@ -126,7 +80,7 @@ def owners_are(run: Run, workers: set[str]) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_node_joins_is_drained_under_load_and_is_killed_and_every_key_stays_in_sequence(site: Site) -> None:
-    site.write(FLOW.format(keys=SEQUENCE.keys, count=SEQUENCE.count, first=FIRST))
+    site.write(RESTING.format(keys=SEQUENCE.keys, count=SEQUENCE.count, first=FIRST))
     run = site.start("flow.py", "--workers", "2", "--partitions", "4", "--node", "home")
     owners_are(run, {"w0", "w1"})
     _, job = run.link
@@ -181,7 +135,7 @@ def test_a_node_joins_is_drained_under_load_and_is_killed_and_every_key_stays_in
 
 
 def test_who_cannot_join_is_told_why(site: Site) -> None:
-    site.write(FLOW.format(keys=5, count=2, first=1))
+    site.write(RESTING.format(keys=5, count=2, first=1))
     run = site.start("flow.py", "--workers", "1", "--node", "home")
     owners_are(run, {"w0"})
     _, job = run.link
@@ -192,7 +146,7 @@ def test_who_cannot_join_is_told_why(site: Site) -> None:
     code, _, errors = command(site, run, "worker", "nope", "flow.py")
     assert (code, "there is no job 'nope'" in errors) == (2, True), errors
 
-    (run.folder / "other.py").write_text(FLOW.format(keys=5, count=2, first=1).replace('"by_key"', '"else"'))
+    (run.folder / "other.py").write_text(RESTING.format(keys=5, count=2, first=1).replace('"by_key"', '"else"'))
     code, _, errors = command(site, run, "worker", job, "other.py")
     assert (code, "is not the pipeline that job" in errors) == (2, True), errors
 

@@ -3,41 +3,9 @@
 from __future__ import annotations
 
 from tests.e2e.chaos import Run, Site, a_chance, read_rows, wait_until
+from tests.e2e.flows import PACED
 
 KEYS = 50
-
-FLOW = """
-import threading
-from pathlib import Path
-
-from pipeline import Pipeline, read, write
-
-
-def numbered():
-    number, pace = 0, threading.Event()
-    while not Path("enough").exists():
-        number += 1
-        for key in range(%d):
-            yield [f"k{key}", number]
-        pace.wait(0.02)
-
-
-def in_sequence(key, number, last):
-    if number != (last or 0) + 1:
-        raise ValueError(f"{key}: {number} came after {last}")
-    return number, number
-
-
-flow = Pipeline("sequence")
-(
-    flow.source(read.iterable(numbered), name="numbers")
-    .key_by(lambda pair: pair[0], name="hop")
-    .key_by(lambda pair: pair[0], name="by_key")
-    .map(lambda pair: pair[1], name="number")
-    .stateful_map(in_sequence, name="oracle")
-    .sink(write.jsonl("out"), name="result")
-)
-"""
 
 
 def rescale(site: Site, run: Run, stage: str, partitions: int, *options: str) -> None:
@@ -57,7 +25,7 @@ def wait_for_operations(run: Run, count: int) -> None:
 
 def test_partitions_go_up_and_down_under_load_and_kills_and_every_key_stays_in_order(site: Site) -> None:
     chance = a_chance()
-    site.write(FLOW % KEYS)
+    site.write(PACED.format(keys=KEYS))
     run = site.start("flow.py", "--workers", "2", "--partitions", "4")
     run.wait_for_taken(5_000)
 

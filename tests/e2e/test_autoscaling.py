@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from chaos import Run, Sequence, Site, wait_until
 
 from pipeline.scaling.policies import Kind
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
-
-FLOW = '''"""The sequence oracle behind a source that rests until the file `go_on` is there."""
-
-import time
-from pathlib import Path
-
-from pipeline import Pipeline, read, write
-
-KEYS, COUNT, FIRST = {keys}, {count}, {first}
-
-
-def numbered(position):
-    for place in range(position or 0, KEYS * COUNT):
-        while place >= KEYS * FIRST and not Path("go_on").exists():
-            time.sleep(0.05)
-        yield place + 1, [f"k{{place % KEYS}}", place // KEYS + 1]
-
-
-def worked(pair):
-    time.sleep(0.002)
-    return pair[1]
-
-
-def in_sequence(key, number, last):
-    if number != (last or 0) + 1:
-        raise ValueError(f"{{key}}: {{number}} came after {{last}}")
-    return number, number
-
-
-flow = Pipeline("scaled")
-(
-    flow.source(read.generator(numbered, poll_seconds=None), name="numbers")
-    .key_by(lambda pair: pair[0], name="by_key")
-    .map(worked, name="number")
-    .stateful_map(in_sequence, name="oracle")
-    .sink(write.jsonl("out"), name="result")
-)
-'''
+from tests.e2e.chaos import Run, Sequence, Site, wait_until
+from tests.e2e.flows import RESTING
 
 FIRST = 180
 SEQUENCE = Sequence(keys=50, count=FIRST + 20)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
-    yield site
-    site.close()
 
 
 def alive(run: Run) -> set[str]:
@@ -79,7 +33,7 @@ def until(run: Run, workers: set[str], seconds: float = 60.0) -> None:
 def test_a_backlog_makes_three_workers_of_one_and_rest_makes_one_again_through_the_death_of_the_leader(
     site: Site,
 ) -> None:
-    site.write(FLOW.format(keys=SEQUENCE.keys, count=SEQUENCE.count, first=FIRST))
+    site.write(RESTING.format(keys=SEQUENCE.keys, count=SEQUENCE.count, first=FIRST))
     run = site.start("flow.py", "--autoscale", "1..3", "--cooldown", "4", "--catch-up", "5", "--partitions", "6")
 
     until(run, {"w0"})
@@ -107,7 +61,7 @@ def test_a_backlog_makes_three_workers_of_one_and_rest_makes_one_again_through_t
 
 
 def test_a_run_without_the_option_keeps_its_workers(site: Site) -> None:
-    site.write(FLOW.format(keys=5, count=2, first=2))
+    site.write(RESTING.format(keys=5, count=2, first=2))
     run = site.start("flow.py", "--workers", "2")
 
     run.finish()

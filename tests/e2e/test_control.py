@@ -76,7 +76,7 @@ def test_a_running_job_is_paused_goes_on_and_is_drained_by_commands(site: Site, 
     assert (drained.returncode, drained.stdout) == (0, "job j is drained, and finished\n")
     assert sorted(rows(run)) == [("user-0", 101), *((f"user-{n}", 100) for n in range(1, 7))]
     lines = site.command("history", "j", "--redis", redis_url).stdout.splitlines()
-    assert [line.split("  ")[1:] for line in lines] == [
+    assert [line.split("  ")[1:] for line in lines if "  version " not in line] == [
         ["running"],
         ["draining", "celeriac drain"],
         ["publishing"],

@@ -319,10 +319,10 @@ def test_an_interrupt_while_it_starts_leaves_nothing(site: Site, moment: str, nu
     process.send_signal(number)
     if moment.endswith(".log") and number == signal.SIGINT:  # here the first one may drain
         process.send_signal(number)
-    process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
 
-    # Before Python has reached our first line, the signal itself ends the process.
-    assert process.returncode in (130, -number)
+    # Before Python has reached our first line, the signal itself ends the process, or Python gives up its own start.
+    assert process.returncode in (130, -number) or "init_import_site" in errors, errors
     assert not list(site.folder.glob(".out*"))
     site.assert_clean(*(["out"] if (site.folder / "out").exists() else []))
 
