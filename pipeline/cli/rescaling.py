@@ -117,7 +117,8 @@ def _follow(look: Callable[[], JobFacts], id_: str, seconds: float) -> None:
         facts = look()
         operation = facts.operation
         if operation is None or operation.id != id_:
-            _tell_end(next((past for past in reversed(facts.record.operations)), None))
+            past = look().record.operations  # the record is read before the operation: it may be the older one
+            _tell_end(past[-1] if past else None)
             return
         line = _phase_line(facts, operation)
         if line.partition(":")[0] != shown.partition(":")[0]:
