@@ -59,3 +59,30 @@ def test_partitions_go_up_and_down_under_load_and_kills_and_every_key_stays_in_o
     }
     assert 3 * KEYS * last >= taken + 5_000
     site.assert_clean("flow.py", "enough", "out")
+
+
+def test_a_rescaled_job_is_suspended_and_goes_on(site: Site, redis_url: str) -> None:
+    site.write(PACED.format(keys=KEYS))
+    arguments = ("flow.py", "--workers", "1", "--partitions", "4", "--redis", redis_url, "--job-id", "j")
+    first = site.start(*arguments)
+    first.wait_for_taken(2_000)
+    rescale(site, first, "by_key", 7)
+
+    suspended = site.command("suspend", "j", "--to", "savepoints", "--redis", redis_url)
+    assert suspended.returncode == 0, suspended.stderr
+    first.finish(code=130)
+    second = site.start("flow.py", "--workers", "2", "--redis", redis_url, "--job-id", "j")
+    second.wait_for_taken(sum(part.taken for part in second.facts().partitions) + 2_000)
+    rescale(site, second, "by_key", 2)
+    (second.folder / "enough").touch()
+    second.finish()
+
+    assert "the books balance: " in second.said()
+    found: dict[str, list[int]] = {}
+    for row in read_rows(second.folder / "out"):
+        found.setdefault(row["key"], []).append(row["value"])
+    last = max(found["k0"])
+    assert {key: sorted(numbers) for key, numbers in found.items()} == {
+        f"k{key}": list(range(1, last + 1)) for key in range(KEYS)
+    }
+    site.assert_clean("flow.py", "enough", "out", "savepoints")
