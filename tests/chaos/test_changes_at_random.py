@@ -78,10 +78,17 @@ class Changes:
                 )
             wait_until(self._has_joined, "the node has partitions", 60.0)
         else:
+            # The last node that has live workers is not drained, and the one at home may have lost both just now.
+            wait_until(self._is_home_whole, "both workers at home are there", 60.0)
             self._command("node", "drain", self._job, "far", "--stop")
             self._node.wait(30)
             self._node = None
             self._command("node", "undrain", self._job, "far")
+
+    def _is_home_whole(self) -> bool:
+        self._run.assert_running()
+        workers = self._run.facts().workers
+        return {"w0", "w1"} <= {each.name for each in workers if not each.is_reported_dead and each.age_seconds < 1.0}
 
     def _has_joined(self) -> bool:
         self._run.assert_running()
