@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.e2e.chaos import Run, Site, a_chance, read_rows, wait_until
-from tests.e2e.flows import PACED
+from tests.e2e.chaos import Run, Site, a_chance, wait_until
+from tests.e2e.flows import PACED, check_paced
 
 KEYS = 50
 
@@ -49,14 +49,7 @@ def test_partitions_go_up_and_down_under_load_and_kills_and_every_key_stays_in_o
     ]
     assert [stage.serving for stage in record.plan.stages] == [4, 2, 3]
     assert "the books balance: " in run.said()
-    # Which came before which is told by the oracle: a key's rows lie in files of several partitions by now.
-    found: dict[str, list[int]] = {}
-    for row in read_rows(run.folder / "out"):
-        found.setdefault(row["key"], []).append(row["value"])
-    last = max(found["k0"])
-    assert {key: sorted(numbers) for key, numbers in found.items()} == {
-        f"k{key}": list(range(1, last + 1)) for key in range(KEYS)
-    }
+    last = check_paced(run.folder / "out", KEYS)
     assert 3 * KEYS * last >= taken + 5_000
     site.assert_clean("flow.py", "enough", "out")
 
@@ -78,11 +71,5 @@ def test_a_rescaled_job_is_suspended_and_goes_on(site: Site, redis_url: str) -> 
     second.finish()
 
     assert "the books balance: " in second.said()
-    found: dict[str, list[int]] = {}
-    for row in read_rows(second.folder / "out"):
-        found.setdefault(row["key"], []).append(row["value"])
-    last = max(found["k0"])
-    assert {key: sorted(numbers) for key, numbers in found.items()} == {
-        f"k{key}": list(range(1, last + 1)) for key in range(KEYS)
-    }
+    check_paced(second.folder / "out", KEYS)
     site.assert_clean("flow.py", "enough", "out", "savepoints")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
+
+from tests.e2e.chaos import read_rows
 
 RESTING: Final = '''"""The sequence oracle behind a source that rests until the file `go_on` is there."""
 
@@ -75,3 +78,18 @@ flow = Pipeline("paced")
 )
 """
 """Goes on, each key once in 20 ms, until there is a file `enough`."""
+
+
+def check_paced(folder: Path, keys: int) -> int:
+    """The last number of each key of a PACED job: all up to it are there, once.
+
+    In which order they came is told by the oracle: a key's rows lie in files of several partitions after a rescale.
+    """
+    found: dict[str, list[int]] = {}
+    for row in read_rows(folder):
+        found.setdefault(row["key"], []).append(row["value"])
+    last = max(found["k0"])
+    assert {key: sorted(numbers) for key, numbers in found.items()} == {
+        f"k{key}": list(range(1, last + 1)) for key in range(keys)
+    }
+    return last
