@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -227,6 +228,35 @@ def test_a_signal_is_raised_at_once_in_an_immediate_part() -> None:
         with pytest.raises(KeyboardInterrupt), interrupts.immediate():
             os.kill(os.getpid(), signal.SIGHUP)
         assert interrupts.count == 2
+
+
+def test_a_signal_that_comes_in_a_finalizer_is_raised_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    class Closing:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def close_and_wait() -> None:
+        Closing()
+        threading.Event().wait(30)
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.immediate():
+            close_and_wait()
+        assert interrupts.count == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_what_else_fails_in_a_finalizer_is_reported_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", reported.append)
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError
+
+    with Interrupts():
+        Failing()
+    assert len(reported) == 1
 
 
 def test_a_failed_job_keeps_its_hint() -> None:
