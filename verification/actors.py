@@ -118,8 +118,8 @@ class Producer(Actor):
             self._lane.append(self._sent + 1, Batch(piece), ids=ids)
             self._sent += len(piece)
             return
-        if self._drains and world.state() is JobState.RUNNING:
-            world.jobs.transition(JOB, JobState.DRAINING)
+        if self._drains:
+            world.drain()
         self.is_done = True
 
 
@@ -324,8 +324,8 @@ class Rescaler(Actor):
         if done < len(self._numbers):
             self._store.begin(record, record.plan.stage(1), self._numbers[done], self.name)
             return
-        if record.state is JobState.RUNNING and self._is_sent(world):
-            world.jobs.transition(JOB, JobState.DRAINING)
+        if self._is_sent(world):
+            world.drain()
         self.is_done = world.state() is not JobState.RUNNING
 
     def _is_sent(self, world: World) -> bool:
@@ -358,8 +358,7 @@ class LetterClerk(Actor):
             self._handle(self._store, letter.id, self._mend.get(known, value))  # a life before may have edited it
         taken = sum(part.taken for part in world.jobs.facts(JOB).partitions)
         if taken >= self._taken:
-            if world.state() is JobState.RUNNING:
-                world.jobs.transition(JOB, JobState.DRAINING)
+            world.drain()
             self.is_done = True
 
     def _handle(self, store: LetterStore, id_: str, value: Any) -> None:

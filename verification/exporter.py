@@ -91,7 +91,7 @@ class Exporter(Actor):
     def _words(self, world: World) -> dict[str, int]:
         """word -> how often it is in the restored job: counted, on its way, or still to be sent."""
         found: Counter[str] = Counter()
-        groups = CutStore(Scripts(world.client), AGAIN, world.plan)
+        groups = CutStore(world.scripts, AGAIN, world.plan)
         for key in groups.filled([keys.state(AGAIN, 1, group) for group in range(GROUPS)], "h"):
             for field, data in world.client.hgetall(key).items():
                 found[split_state_field(field)[1]] += decode_value(data)

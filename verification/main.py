@@ -44,12 +44,20 @@ class Row:
 
     scenario: str
     points: int = 0
+    different: int = 0
     runs: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def single(self) -> str:
+        """How many of all different runs with one fault were run."""
+        run = sum(self.runs[variant.value] for variant in Variant)
+        return f"{run:,}" if run == self.different else f"{run:,} of {self.different:,}"
+
     def add(self, piece: Piece) -> None:
         self.points = max(self.points, piece.points)
+        self.different = max(self.different, piece.different)
         self.runs.update(piece.runs)
         self.failed += piece.failed
         self.failures += piece.failures
@@ -82,6 +90,7 @@ def matrix(rows: Sequence[Row]) -> Table:
     table = Table(title="runs, and how many of them ended as the run without a fault did")
     table.add_column("scenario", overflow="fold")
     table.add_column("points", justify="right")
+    table.add_column("one fault", justify="right")
     used = [(name, title) for name, title in COLUMNS if any(row.runs[name] for row in rows)]
     for _, title in used:
         table.add_column(title, justify="right", overflow="fold")
@@ -90,7 +99,7 @@ def matrix(rows: Sequence[Row]) -> Table:
         counts = [f"{row.runs[name]:,}" if row.runs[name] else "" for name, _ in used]
         total = row.runs.total()
         outcome = "all" if total and not row.failed else f"{total - row.failed:,} of {total:,}"
-        table.add_row(row.scenario, f"{row.points:,}", *counts, outcome)
+        table.add_row(row.scenario, f"{row.points:,}", row.single, *counts, outcome)
     return table
 
 
@@ -136,6 +145,7 @@ def main(arguments: Sequence[str]) -> int:
                         {
                             "scenario": r.scenario,
                             "points": r.points,
+                            "different": r.different,
                             "runs": dict(r.runs),
                             "failed": r.failed,
                             "failures": r.failures,

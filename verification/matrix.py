@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.store.connection import connect
-from verification.points import SCRIPTS, Variant, teach_all
+from verification.points import Course, Life, Variant, teach_all, watched_client
 from verification.scriptfaults import ScriptTally, Trial, TriedScripts
 from verification.world import Scenario, Stalled, World
 
@@ -46,10 +45,19 @@ class Bench:
     def close(self) -> None:
         self._client.close()
 
-    def baseline(self, scenario: Scenario) -> tuple[dict[str, Any], list[str]]:
-        """What can be seen at the end of a run without a fault, and its points. Raises Stalled."""
-        with self._world(scenario, {}) as world:
-            return world.run(), world.points.sent
+    def baseline(self, scenario: Scenario) -> tuple[dict[str, Any], Course]:
+        """What can be seen at the end of a run without a fault, and its course. Raises Stalled."""
+        return self.watch(scenario, {})
+
+    def watch(self, scenario: Scenario, plan: Mapping[int, Variant]) -> tuple[dict[str, Any], Course]:
+        """What can be seen at the end of a run with these faults, and its course. Raises Stalled."""
+        with self._world(scenario, plan) as world:
+            world.points.gauge = self._changes
+            return world.run(), world.points.course
+
+    def _changes(self) -> int:
+        """How much was ever changed on the server."""
+        return int(self._client.info("persistence")["rdb_changes_since_last_save"])
 
     def judge(self, scenario: Scenario, plan: Mapping[int, Variant], expected: Mapping[str, Any]) -> Failure | None:
         """Runs it with these faults. None: it ended as without them."""
@@ -62,12 +70,15 @@ class Bench:
             return None
         return Failure(scenario.name, plan, world.points.sent, difference(expected, seen))
 
-    def try_scripts(self, scenario: Scenario) -> ScriptTally:
-        """Every failure inside every script that a run without a fault calls. Raises Stalled."""
+    def try_scripts(self, scenario: Scenario, points: Container[int] | None = None) -> ScriptTally:
+        """Every failure inside every script that a run without a fault calls; or inside those at some points.
+
+        Raises Stalled.
+        """
         tally = ScriptTally()
         trial = Trial(self._url, tally)
         try:
-            with self._world(scenario, {}, lambda url, _: TriedScripts(connect(url), trial)) as world:
+            with self._world(scenario, {}, lambda url, life: _tried(url, life, trial, points)) as world:
                 world.run()
         finally:
             trial.close()
@@ -79,25 +90,33 @@ class Bench:
             yield World(self._url, self._client, Path(folder), scenario, plan, *store)
 
 
-def single_plans(points: int, variants: Iterable[Variant] = tuple(Variant)) -> Iterator[dict[int, Variant]]:
-    """One fault, at each point."""
-    for number in range(1, points + 1):
-        for variant in variants:
-            yield {number: variant}
+def _tried(url: str, life: Life, trial: Trial, points: Container[int] | None) -> TriedScripts:
+    def is_wanted() -> bool:
+        return points is None or len(life.points.sent) + 1 in points
+
+    return TriedScripts(watched_client(url, life), life.points, trial, is_wanted)
 
 
-def pair_plans(sent: Sequence[str]) -> Iterator[dict[int, Variant]]:
-    """Two crashes: all pairs of points at which a script of ours is run.
+def single_plans(course: Course) -> list[dict[int, Variant]]:
+    """One fault: each that makes a run of its own, at each point."""
+    return [{number: variant} for number in range(1, len(course.sent) + 1) for variant in course.variants(number)]
 
-    Whoever dies around a command that only reads dies as if it had around its last script, and a ticket may be lost
-    anyway. A death after the reply is the death before the next command. So these are all different pairs. The later
-    number counts commands of the run in which the first crash has happened.
+
+def sampled_plans(course: Course) -> list[dict[int, Variant]]:
+    """Of these one at the first and one at the last occurrence of each command of each actor."""
+    found = []
+    for count, number in enumerate(course.ends()):
+        variants = course.variants(number)
+        found.append({number: variants[count % len(variants)]})
+    return found
+
+
+def pair_plans(first: Mapping[int, Variant], course: Course) -> list[dict[int, Variant]]:
+    """Two crashes: the first one, and each that may come after it; `course` is the run with the first one alone.
+
+    Scenarios with pairs do nothing outside Redis.
     """
-    own = [number for number, command in enumerate(sent, 1) if command.rpartition(": ")[2] in SCRIPTS]
-    for one, other in combinations(own, 2):
-        for first in (Variant.BEFORE, Variant.APPLIED):
-            for second in (Variant.BEFORE, Variant.APPLIED):
-                yield {one: first, other: second}
+    return [{**first, **second} for second in course.crashes(max(first) + 1)]
 
 
 def difference(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts, source
+from verification.clock import COMMAND_MS, START_MS, TimedScripts, answer_of_time, timed
 
 
 class Variant(StrEnum):
@@ -24,7 +25,64 @@ class Variant(StrEnum):
     LOST_REPLY = "reply lost"
 
 
-DEADLY = (Variant.BEFORE, Variant.APPLIED, Variant.AFTER)
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a run went: the names of its commands, and of these by number
+
+    changing: has changed something that the server holds.
+    last: its actor did nothing more in that step.
+    """
+
+    sent: tuple[str, ...]
+    changing: frozenset[int]
+    last: frozenset[int]
+
+    def variants(self, number: int) -> tuple[Variant, ...]:
+        """What can befall that command, but for what would be the same run as another.
+
+        It does not matter whether a command that changes nothing was applied. Who dies after a reply, with more to do in
+        that step, dies before his next command: between them nobody else does anything.
+        """
+        different = {Variant.APPLIED: self.changing, Variant.AFTER: self.last, Variant.LOST_REPLY: self.changing}
+        return tuple(variant for variant in Variant if number in different.get(variant, (number,)))
+
+    def crashes(self, since: int = 1) -> list[dict[int, Variant]]:
+        """One crash around a script of ours, from that point on, as far as they differ in what Redis holds.
+
+        Who dies when a script was applied, and has only read before his next one, dies in front of that one. A ticket
+        that he has taken meanwhile may be lost anyway, but counts as a difference here.
+        """
+        found: list[dict[int, Variant]] = []
+        for number in filter(self._is_script, range(since, len(self.sent) + 1)):
+            found.append({number: Variant.BEFORE})
+            if number in self.changing and not self._reaches_script(number):
+                found.append({number: Variant.APPLIED})
+        return found
+
+    def _reaches_script(self, number: int) -> bool:
+        """In the same step, and with nothing but reading before it."""
+        while number not in self.last:
+            number = next(n for n in range(number + 1, len(self.sent) + 1) if self._actor(n) == self._actor(number))
+            if self._is_script(number):
+                return True
+            if number in self.changing:
+                return False
+        return False
+
+    def ends(self) -> list[int]:
+        """Each command of each actor where it comes first, and where it comes last."""
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for number, name in enumerate(self.sent, 1):
+            first.setdefault(name, number)
+            last[name] = number
+        return sorted({*first.values(), *last.values()})
+
+    def _is_script(self, number: int) -> bool:
+        return self.sent[number - 1].rpartition(": ")[2] in SCRIPTS
+
+    def _actor(self, number: int) -> str:
+        return self.sent[number - 1].partition(": ")[0]
 
 
 class Crash(BaseException):
@@ -33,14 +91,37 @@ class Crash(BaseException):
 
 @dataclass(slots=True)
 class Points:
-    """Numbers the commands of all actors from 1 on. `plan`: number -> what befalls it. `sent`: their names."""
+    """Numbers the commands of all actors from 1 on. `plan`: number -> what befalls it. `sent`: their names.
+
+    Time is what has been sent, so it passes alike in runs that are quick and slow. `gauge`: how much was ever changed on
+    the server; only with it the course of a run is known.
+    """
 
     plan: Mapping[int, Variant] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
+    gauge: Callable[[], int] | None = None
+    changing: set[int] = field(default_factory=set)
+    last: set[int] = field(default_factory=set)
+    _before: int = 0
+
+    @property
+    def course(self) -> Course:
+        return Course(tuple(self.sent), frozenset(self.changing), frozenset(self.last))
+
+    @property
+    def now_ms(self) -> int:
+        return START_MS + COMMAND_MS * len(self.sent)
 
     def next(self, actor: str, command: str) -> Variant | None:
         self.sent.append(f"{actor}: {command}")
+        if self.gauge is not None:
+            self._before = self.gauge()
         return self.plan.get(len(self.sent))
+
+    def has_answer(self) -> None:
+        """The command that was sent last has its reply."""
+        if self.gauge is not None and self.gauge() != self._before:
+            self.changing.add(len(self.sent))
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +130,8 @@ class Life:
 
     points: Points
     actor: str
+    number: int = 0
+    """Of the command that it has sent last."""
     is_dead: bool = False
     is_dying: bool = False
     """It has its reply, and dies with the next thing that others could see."""
@@ -57,6 +140,7 @@ class Life:
         if self.is_dead or self.is_dying:
             self.die()
         fate = self.points.next(self.actor, command)
+        self.number = len(self.points.sent)
         if fate is Variant.BEFORE:
             self.die()
         if fate is Variant.LOST_REQUEST:
@@ -64,6 +148,7 @@ class Life:
         return fate
 
     def after_reply(self, fate: Variant | None) -> None:
+        self.points.has_answer()
         if fate is Variant.APPLIED:
             self.die()
         if fate is Variant.LOST_REPLY:
@@ -77,10 +162,15 @@ class Life:
 
 def scripts_of(url: str, life: Life) -> Scripts:
     """The store as the process `life` sees it."""
+    return TimedScripts(watched_client(url, life), life.points)
+
+
+def watched_client(url: str, life: Life) -> Any:
+    """A client whose connections meet the plan."""
     client = connect(url)
     pool = client.connection_pool
     pool.connection_class = _watched(pool.connection_class, life)
-    return Scripts(client)
+    return client
 
 
 _FOLDER: Final = resources.files("pipeline.store") / "scripts"
@@ -96,7 +186,7 @@ def teach_all(client: Any) -> None:
     """Loads every script into the server, so that no run differs from another by who had to load one."""
     server = Scripts(client).meet()
     for name in sorted(SCRIPTS - {"prelude"}):
-        _NAMES[client.script_load(source(name, server))] = name
+        _NAMES[client.script_load(timed(source(name, server)))] = name
 
 
 @cache
@@ -111,8 +201,7 @@ def _watched(connection_class: Any, life: Life) -> Any:
 
     class Watched(connection_class):
         _greets = False
-        _command = ""
-        _replies = 1
+        _commands: Sequence[str] = ()
         _left = 0
         _fate: Variant | None = None
 
@@ -125,12 +214,12 @@ def _watched(connection_class: Any, life: Life) -> Any:
 
         def send_command(self, *args: Any, **options: Any) -> None:
             if not self._greets:
-                self._command, self._replies = _name(args), 1
+                self._commands = (_name(args),)
             super().send_command(*args, **options)
 
         def pack_commands(self, commands: Any) -> Any:
             commands = list(commands)
-            self._command, self._replies = "+".join(str(command[0]) for command in commands), len(commands)
+            self._commands = [str(command[0]) for command in commands]
             return super().pack_commands(commands)
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
@@ -138,15 +227,18 @@ def _watched(connection_class: Any, life: Life) -> Any:
                 super().send_packed_command(command, check_health)
                 return
             try:
-                self._fate, self._left = life.before_send(self._command), self._replies
+                self._fate = life.before_send("+".join(self._commands))
             except ConnectionError:
                 self.disconnect()
                 raise
+            self._left = len(self._commands)
             super().send_packed_command(command, check_health)
 
         def read_response(self, *args: Any, **options: Any) -> Any:
+            command = "" if self._greets else self._commands[-self._left]
             try:
-                return super().read_response(*args, **options)
+                answer = super().read_response(*args, **options)
+                return answer_of_time(life.points.now_ms) if command == "TIME" else answer
             finally:
                 # An answer that is an error was answered, too.
                 if not self._greets:

@@ -7,13 +7,16 @@ the moment at which it is run, in the server's second database.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pipeline.errors import StoreError
+from redis.exceptions import ResponseError
+
 from pipeline.store.connection import connect, translated
-from pipeline.store.scripts import Scripts, source
+from pipeline.store.scripts import source
+from verification.clock import Clock, TimedScripts, argument_of_time, timed
 from verification.world import JOB
 
 _LOADER: Final = "local call = redis.call\n"
@@ -23,25 +26,29 @@ _WRITES: Final = (
     "UNLINK", "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
 )  # fmt: skip
 
-# The clock stands still and ids of the server's own are counted, so that two runs of a script write the same.
+# Ids of the server's own are counted, so that two runs of a script write the same. `fail_`: the call that fails, or -1 for
+# the first one that may write.
+_FIRST: Final = "local fail_, seconds_of_ids_ = string.match(table.remove(ARGV), '(%-?%d+) (%d+)')\nfail_ = tonumber(fail_)\n"
 _FAULTY: Final = """
 local calls_, wrote_, ids_ = 0, false, 0
-local writes_ = {%(writes)s}
+local writes_ = {%s}
 local call = function(command, ...)
   calls_ = calls_ + 1
-  if calls_ == %(fail)d and not wrote_ then error('INJECTED') end
-  if writes_[command] then wrote_ = true end
-  if command == 'TIME' then return {'%(seconds)d', '0'} end
+  if calls_ == fail_ and not wrote_ then error('INJECTED') end
+  if writes_[command] then
+    if fail_ == -1 then error('WRITES ' .. calls_ .. ' SOON') end
+    wrote_ = true
+  end
   local args = {...}
   for n = 2, command == 'XADD' and 5 or 0 do
     if args[n] == '*' then
       ids_ = ids_ + 1
-      args[n] = '%(seconds)d000-' .. ids_
+      args[n] = seconds_of_ids_ .. '000-' .. ids_
     end
   end
   return redis.call(command, unpack(args))
 end
-"""
+""" % ", ".join(f"{command} = true" for command in _WRITES)
 
 _COPY: Final = "for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', '1') end"
 
@@ -68,6 +75,12 @@ _MET: Final = tuple(f"celeriac:{{{JOB}}}:{kind}" for kind in ("state:", "timers:
 """Keys whose type an owner looks at once only, in its first commit to them: tests of `commit` try what happens then."""
 
 
+_FOREIGN: Final = b"\xff foreign"
+_CHANGES: Final = "rdb_changes_since_last_save"
+_SOON: Final = re.compile(r"WRITES (\d+) SOON")
+_AT_ONCE: Final = 16
+
+
 @dataclass(slots=True)
 class ScriptTally:
     """errors, foreign: how many calls were made to fail, how many keys were of a foreign type. `failures`: in words."""
@@ -78,16 +91,30 @@ class ScriptTally:
     failures: list[str] = field(default_factory=list)
 
 
-class TriedScripts(Scripts):
+class TriedScripts(TimedScripts):
     """Runs each script; before that, tries on a copy what its failures leave behind."""
 
-    def __init__(self, client: Any, trial: Trial) -> None:
-        super().__init__(client)
+    def __init__(self, client: Any, clock: Clock, trial: Trial, is_wanted: Callable[[], bool]) -> None:
+        super().__init__(client, clock)
+        self._clock = clock
         self._trial = trial
+        self._is_wanted = is_wanted
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
-        self._trial.of(name, keys, args, self.server or self.meet())
+        server = self.server or self.meet()
+        if self._is_wanted():
+            self._trial.of(Call(name, server, tuple(keys), (*args, argument_of_time(self._clock.now_ms))))
         return super().run(name, keys, args)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One script, for the run of the server with that id. The time is its last argument."""
+
+    name: str
+    server: str
+    keys: tuple[str, ...]
+    args: tuple[Any, ...]
 
 
 class Trial:
@@ -97,68 +124,101 @@ class Trial:
         self._real = connect(url)
         self._copy = connect(url.replace("?db=0", "?db=1"))
         self._tally = tally
-        self._server = ""
+        self._known: dict[tuple[str, str], str] = {}
 
     def close(self) -> None:
         self._real.close()
         self._copy.close()
 
-    def of(self, name: str, keys: Sequence[str], args: Sequence[Any], server: str) -> None:
-        """Tries one script on the run of the server with that id. Raises StoreError."""
-        self._server = server
+    def of(self, call: Call) -> None:
+        """Tries one call. Raises StoreError."""
         self._tally.scripts += 1
         with translated():
-            seconds = int(self._real.time()[0]) + 1
-            before = self._copy_all()
-            number = 1
-            while self._is_injected(name, keys, args, seconds, number):
-                self._tally.errors += 1
-                if self._digests() != before:
-                    self._tally.failures.append(f"{name}.lua has written something when its call {number} fails")
-                    self._copy_all()
-                number += 1
+            self._seconds = int(self._real.time()[0]) + 1
+            self._copy_all()
+            self._fail_each(call)
+            self._eval(call)
             clean = self._digests()
             self._copy_all()
-            for key in keys:
-                if name != "commit" or not key.startswith(_MET):
+            for key in call.keys:
+                if call.name != "commit" or not key.startswith(_MET):
                     self._tally.foreign += 1
-                    self._try_foreign(name, keys, args, seconds, key, clean)
+                    self._try_foreign(call, key, clean)
 
-    def _try_foreign(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], seconds: int, key: str, clean: dict[bytes, bytes]
-    ) -> None:
-        self._copy.delete(key)
-        self._copy.set(key, b"\xff foreign")
+    def _fail_each(self, call: Call) -> None:
+        """Each of its calls in front of its first write fails once."""
+        found = _SOON.search(str(self._eval(call, -1)))
+        number, at_once = 1, int(found[1]) if found else _AT_ONCE
+        while True:
+            errors = self._eval_all(call, range(number, number + at_once))
+            failed = sum("INJECTED" in str(error) for error in errors[1:-1])
+            self._tally.errors += failed
+            if errors[0] != errors[-1]:
+                self._find_writes(call, range(number, number + failed))
+            if found or failed < at_once:
+                return
+            number += at_once
+
+    def _eval_all(self, call: Call, numbers: range) -> list[Any]:
+        """What came of it when one of these calls fails; first and last how much had been changed before and after."""
+        with self._copy.pipeline(transaction=False) as pipe:
+            pipe.info("persistence")
+            for number in numbers:
+                pipe.evalsha(*self._command(call, number))
+            pipe.info("persistence")
+            before, *answers, after = pipe.execute(raise_on_error=False)
+        return [before[_CHANGES], *answers, after[_CHANGES]]
+
+    def _find_writes(self, call: Call, numbers: range) -> None:
+        self._copy_all()
         before = self._digests()
-        self._eval(name, keys, args, seconds, 0)
-        after, raw = self._digests(), key.encode()
-        if after == before:  # refused, or not the case in which it writes
-            self._copy.delete(key)
+        for number in numbers:
+            self._eval(call, number)
+            if self._digests() != before:
+                self._tally.failures.append(f"{call.name}.lua has written something when its call {number} fails")
+                self._copy_all()
+
+    def _try_foreign(self, call: Call, key: str, clean: dict[bytes, bytes]) -> None:
+        with self._copy.pipeline(transaction=False) as pipe:
+            pipe.delete(key)
+            pipe.set(key, _FOREIGN)
+            pipe.info("persistence")
+            pipe.evalsha(*self._command(call, 0))
+            pipe.info("persistence")
+            pipe.delete(key)
+            answers = pipe.execute(raise_on_error=False)
+        if answers[2][_CHANGES] == answers[4][_CHANGES]:  # refused, or not the case in which it writes
             self._real.copy(key, key, destination_db=1)
             return
-        if {k: v for k, v in after.items() if k != raw} != {k: v for k, v in clean.items() if k != raw}:
-            self._tally.failures.append(f"{name}.lua has done half of its work when {key} holds something foreign")
+        self._copy_all()
+        self._copy.delete(key)
+        self._copy.set(key, _FOREIGN)
+        before = self._digests()
+        self._eval(call)
+        after, raw = self._digests(), key.encode()
+        if after != before and {**after, raw: b""} != {**clean, raw: b""}:
+            self._tally.failures.append(f"{call.name}.lua has done half of its work when {key} holds something foreign")
         self._copy_all()
 
-    def _is_injected(self, name: str, keys: Sequence[str], args: Sequence[Any], seconds: int, number: int) -> bool:
-        error = self._eval(name, keys, args, seconds, number)
-        return error is not None and "INJECTED" in str(error)
-
-    def _eval(self, name: str, keys: Sequence[str], args: Sequence[Any], seconds: int, fail: int) -> StoreError | None:
-        writes = ", ".join(f"{command} = true" for command in _WRITES)
-        faulty = _FAULTY % {"writes": writes, "fail": fail, "seconds": seconds}
-        text = source(name, self._server).replace(_LOADER, faulty, 1)
+    def _eval(self, call: Call, fail: int = 0) -> ResponseError | None:
         try:
-            with translated():
-                self._copy.eval(text, len(keys), *keys, *args)
-        except StoreError as error:
+            self._copy.evalsha(*self._command(call, fail))
+        except ResponseError as error:
             return error
         return None
 
-    def _copy_all(self) -> dict[bytes, bytes]:
+    def _command(self, call: Call, fail: int) -> tuple[Any, ...]:
+        sha = self._known.get((call.name, call.server)) or self._load(call)
+        return sha, len(call.keys), *call.keys, *call.args, f"{fail} {self._seconds}"
+
+    def _load(self, call: Call) -> str:
+        text = _FIRST + timed(source(call.name, call.server)).replace(_LOADER, _FAULTY, 1)
+        sha = self._known[call.name, call.server] = self._copy.script_load(text)
+        return str(sha)
+
+    def _copy_all(self) -> None:
         self._copy.flushdb()
         self._real.eval(_COPY, 0)
-        return self._digests()
 
     def _digests(self) -> dict[bytes, bytes]:
         flat = self._copy.eval(_CONTENT, 0)

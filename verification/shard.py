@@ -8,28 +8,31 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import CeleriacError
-from verification.matrix import Bench, Failure, pair_plans, single_plans
-from verification.points import Variant
+from pipeline.store.connection import connect
+from verification.matrix import Bench, Failure, pair_plans, sampled_plans, single_plans
+from verification.points import Course, Variant
 from verification.scenarios import SCENARIOS
 from verification.world import Scenario, Stalled
 
 _PIECE_RUNS: Final = 25
-_QUICK_PAIRS: Final = 40
+_QUICK_FIRSTS: Final = 8
+_QUICK_SECONDS: Final = 5
 _SHOWN_FAILURES: Final = 20
 _NOT_STARTED: Final = 3
 _TERMINATED: Final = 143
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Share `index` of `shares`; `scenarios` by name. Quick: one variant of each point, and few pairs."""
+    """Share `index` of `shares`; `scenarios` by name. Quick: a sample."""
 
     index: int
     shares: int
@@ -38,10 +41,14 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What came out of some runs. `runs`: what befell them -> how many; `failures` in words, the first ones."""
+    """What came out of some runs. `runs`: what befell them -> how many; `failures` in words, the first ones.
+
+    different: how many runs with one fault the scenario has in all.
+    """
 
     scenario: str
     points: int
+    different: int
     runs: dict[str, int]
     failures: tuple[str, ...] = ()
     failed: int = 0
@@ -51,35 +58,41 @@ def pieces(work: Work, bench: Bench) -> Iterator[Piece]:
     """Runs this share, scenario by scenario."""
     for number, scenario in enumerate(scenario for scenario in SCENARIOS if scenario.name in work.scenarios):
         try:
-            expected, sent = bench.baseline(scenario)
+            expected, course = bench.baseline(scenario)
+            about = Piece(scenario.name, len(course.sent), len(single_plans(course)), {})
             if number % work.shares == work.index:
-                yield _scripts(bench, scenario, len(sent))
+                yield _scripts(bench, scenario, about, course.ends() if work.is_quick else None)
         except Stalled as error:
-            yield Piece(scenario.name, 0, {"no fault": 1}, (f"{scenario.name}: without any fault: {error}",), 1)
+            told = (f"{scenario.name}: without any fault: {error}",)
+            yield Piece(scenario.name, 0, 0, {"no fault": 1}, told, 1)
             continue
-        plans = islice(_plans(work, scenario, sent), work.index, None, work.shares)
-        while piece := list(islice(plans, _PIECE_RUNS)):
-            yield _judged(bench, scenario, len(sent), piece, expected)
+        plans = iter(_plans(work, bench, scenario, course))
+        while some := list(islice(plans, _PIECE_RUNS)):
+            yield _judged(bench, scenario, about, some, expected)
 
 
-def _plans(work: Work, scenario: Scenario, sent: Sequence[str]) -> Iterator[Mapping[int, Variant]]:
-    variants = tuple(Variant)
-    if work.is_quick:
-        for number in range(1, len(sent) + 1):
-            yield {number: variants[number % len(variants)]}
-        if scenario.has_pairs:
-            pairs = list(pair_plans(sent))
-            yield from pairs[:: max(1, len(pairs) // _QUICK_PAIRS)]
+def _plans(work: Work, bench: Bench, scenario: Scenario, course: Course) -> Iterator[Mapping[int, Variant]]:
+    plans = sampled_plans(course) if work.is_quick else single_plans(course)
+    yield from plans[work.index :: work.shares]
+    if not scenario.has_pairs:
         return
-    yield from single_plans(len(sent))
-    if scenario.has_pairs:
-        yield from pair_plans(sent)
+    firsts = course.crashes()
+    if work.is_quick:
+        firsts = firsts[:: len(firsts) // _QUICK_FIRSTS]
+    for first in firsts[work.index :: work.shares]:
+        try:
+            _, after = bench.watch(scenario, first)
+        except Stalled:
+            yield first  # which is then told
+            continue
+        pairs = pair_plans(first, after)
+        yield from pairs[:: max(1, len(pairs) // _QUICK_SECONDS)] if work.is_quick else pairs
 
 
 def _judged(
     bench: Bench,
     scenario: Scenario,
-    points: int,
+    about: Piece,
     plans: Sequence[Mapping[int, Variant]],
     expected: Mapping[str, object],
 ) -> Piece:
@@ -92,14 +105,15 @@ def _judged(
         if failure is not None:
             failures.append(failure)
     told = tuple(str(failure) for failure in failures[:_SHOWN_FAILURES])
-    return Piece(scenario.name, points, runs, told, len(failures))
+    return replace(about, runs=runs, failures=told, failed=len(failures))
 
 
-def _scripts(bench: Bench, scenario: Scenario, points: int) -> Piece:
-    tally = bench.try_scripts(scenario)
+def _scripts(bench: Bench, scenario: Scenario, about: Piece, points: Container[int] | None) -> Piece:
+    tally = bench.try_scripts(scenario, points)
     runs = {"error inside a script": tally.errors, "foreign key in a script": tally.foreign}
     found = sorted(set(tally.failures))
-    return Piece(scenario.name, points, runs, tuple(f"{scenario.name}: {text}" for text in found), len(found))
+    told = tuple(f"{scenario.name}: {text}" for text in found)
+    return replace(about, runs=runs, failures=told, failed=len(found))
 
 
 def main() -> int:
@@ -110,6 +124,8 @@ def main() -> int:
     try:
         # Processes die here, not the server: what it loses when it is killed is tried elsewhere.
         with EmbeddedRedis.start(fsync="no") as server:
+            with connect(server.url) as client:
+                client.config_set("appendonly", "no")
             bench = Bench(server.url)
             for piece in pieces(work, bench):
                 sys.stdout.buffer.write(msgspec.json.encode(piece) + b"\n")

@@ -23,6 +23,7 @@ from pipeline.store.agents import AgentLink
 from pipeline.store.jobs import JobStore
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
+from verification.clock import TimedScripts
 from verification.points import Crash, Life, Points, Variant, scripts_of
 
 JOB: Final = "verified"
@@ -98,13 +99,19 @@ class World:
         self.folder = folder
         self.graph = scenario.pipeline(folder).graph()
         self.plan = compile_plan(self.graph, scenario.partitions, scenario.limits)
-        self.jobs = JobStore(Scripts(self.client))
-        self.agent = AgentLink(Scripts(self.client), JOB)
+        self.scripts = self._own_scripts()
+        self.jobs = JobStore(self.scripts)
+        self.agent = AgentLink(self.scripts, JOB)
+        self._read_state: tuple[int, JobState | None] | None = None
         self.actors = list(scenario.actors())
         self.patience = Patience(sleep=lambda _: None)
         self.full_timeout_seconds: float | None = 0.0  # a full inbox is an error at once
         self.kept: dict[str, Any] = {}
         """What actors have handed to the outside world: it outlives them."""
+
+    def _own_scripts(self) -> Scripts:
+        """What the world itself runs scripts by, with no crash points in them."""
+        return TimedScripts(self.client, self.points)
 
     def run(self) -> dict[str, Any]:
         """Steps all actors in turn until all are done; what can be seen then. Raises Stalled, and what is a fault."""
@@ -124,6 +131,7 @@ class World:
                 self._step(other)
 
     def _step(self, actor: Actor) -> None:
+        number = actor.life.number if actor.is_up else 0
         try:
             if not actor.is_up:
                 actor.lives += 1
@@ -133,6 +141,8 @@ class World:
             actor.step(self)
             if actor.life.is_dying:
                 actor.life.die()
+            if actor.life.number != number:
+                self.points.last.add(actor.life.number)
         except Crash:
             actor.is_up = actor.is_done = False
             actor.after_death(self)
@@ -149,10 +159,22 @@ class World:
 
     def state(self) -> JobState | None:
         """None: there is no such job."""
+        sent = len(self.points.sent)
+        if self._read_state is None or self._read_state[0] != sent or not sent:  # nothing has been sent since it was read
+            self._read_state = sent, self._stored_state()
+        return self._read_state[1]
+
+    def _stored_state(self) -> JobState | None:
         try:
             return self.jobs.state(JOB)
         except UnknownJob:
             return None
+
+    def drain(self) -> None:
+        """What a user does: the job ends when its input is worked off."""
+        if self.state() is JobState.RUNNING:
+            self.jobs.transition(JOB, JobState.DRAINING)
+        self._read_state = None
 
     def may_hold(self, queue: str) -> bool:
         """False when a consumer that waits at this queue would be given nothing."""
@@ -196,6 +218,7 @@ class World:
             "state": self._state(),
             "dead letters": letters,
             "counts": dict(counts),
+            "alarms": [alarm.name for alarm in facts.alarms],
             "not drained": [part.name for part in facts.partitions if part.backlog or not part.done],
         }
 

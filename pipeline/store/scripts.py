@@ -89,7 +89,7 @@ class Scripts:
         return self.server
 
     def _learn(self, name: str) -> tuple[str, str]:
-        text = source(name, self.server or self.meet())
+        text = self._text(name, self.server or self.meet())
         known = self._known[name] = (hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), text)
         return known
 
@@ -108,6 +108,9 @@ class Scripts:
             raise
         finally:
             self._keep(connection)
+
+    def _text(self, name: str, server: str) -> str:
+        return source(name, server)
 
     def _note(self, info: Any) -> None:
         found = _RUN_ID.search(info)

@@ -117,7 +117,7 @@ class _Agent:
 
     def report_death(self, worker: str, incarnation: str) -> None:
         if self._world.fates.rng.random() < _HEARD:
-            AgentLink(Scripts(self._world.client), JOB).report_death(worker, incarnation)
+            AgentLink(self._world.scripts, JOB).report_death(worker, incarnation)
 
 
 class SimulatedWorld(World):
@@ -138,6 +138,9 @@ class SimulatedWorld(World):
         self._is_over = False
         self._is_through = False
         self._processes: list[Process] = []
+
+    def _own_scripts(self) -> Scripts:
+        return Scripts(self.client)
 
     def clock(self) -> float:
         return self.timeline.now / SECOND
@@ -217,7 +220,8 @@ class SimulatedWorld(World):
         self.trace.befell(self.timeline.now, "redis", "is restarted")
         self.server.restart()
         self._down_until = self.timeline.now + self.fates.rng.randint(0, SECOND)
-        self.jobs = JobStore(Scripts(self.client))
+        self.scripts = self._own_scripts()
+        self.jobs = JobStore(self.scripts)
 
     def _step_clock(self) -> None:
         """Somebody sets the clock of the server's machine."""
