@@ -1,6 +1,6 @@
 """The clock of the server as a scenario has it: it goes on with each command, however long a run takes.
 
-So a run repeats itself on a slow machine, and a leader does what is due after a second in every run at the same command.
+So a run repeats itself on a slow machine, and a leader does what is due after a second always at the same command.
 """
 
 from __future__ import annotations

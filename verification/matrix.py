@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,11 +104,12 @@ def single_plans(course: Course) -> list[dict[int, Variant]]:
 
 
 def sampled_plans(course: Course) -> list[dict[int, Variant]]:
-    """Of these one at the first and one at the last occurrence of each command of each actor."""
-    found = []
-    for count, number in enumerate(course.ends()):
-        variants = course.variants(number)
-        found.append({number: variants[count % len(variants)]})
+    """Of these one at the first and one at the last occurrence of each command of each actor, the rarest so far."""
+    found, used = [], Counter[Variant]()
+    for number in course.ends():
+        rarest = min(course.variants(number), key=lambda variant: used[variant])
+        used[rarest] += 1
+        found.append({number: rarest})
     return found
 
 

@@ -40,8 +40,8 @@ class Course:
     def variants(self, number: int) -> tuple[Variant, ...]:
         """What can befall that command, but for what would be the same run as another.
 
-        It does not matter whether a command that changes nothing was applied. Who dies after a reply, with more to do in
-        that step, dies before his next command: between them nobody else does anything.
+        It does not matter whether a command that changes nothing was applied. Who dies after a reply, with more to do
+        in that step, dies before his next command: between them nobody else does anything.
         """
         different = {Variant.APPLIED: self.changing, Variant.AFTER: self.last, Variant.LOST_REPLY: self.changing}
         return tuple(variant for variant in Variant if number in different.get(variant, (number,)))
@@ -93,8 +93,8 @@ class Crash(BaseException):
 class Points:
     """Numbers the commands of all actors from 1 on. `plan`: number -> what befalls it. `sent`: their names.
 
-    Time is what has been sent, so it passes alike in runs that are quick and slow. `gauge`: how much was ever changed on
-    the server; only with it the course of a run is known.
+    Time is what has been sent, so it passes alike in runs that are quick and slow. `gauge`: how much was ever changed
+    on the server; only with it the course of a run is known.
     """
 
     plan: Mapping[int, Variant] = field(default_factory=dict)

@@ -26,17 +26,20 @@ _WRITES: Final = (
     "UNLINK", "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
 )  # fmt: skip
 
-# Ids of the server's own are counted, so that two runs of a script write the same. `fail_`: the call that fails, or -1 for
-# the first one that may write.
-_FIRST: Final = "local fail_, seconds_of_ids_ = string.match(table.remove(ARGV), '(%-?%d+) (%d+)')\nfail_ = tonumber(fail_)\n"
+# Ids of the server's own are counted, so that two runs of a script write the same. `fail_`: the call that fails, or -1
+# for the first one that may write.
+_FIRST: Final = """
+local fail_, seconds_of_ids_ = string.match(table.remove(ARGV), '(%-?%d+) (%d+)')
+fail_ = tonumber(fail_)
+"""
 _FAULTY: Final = """
-local calls_, wrote_, ids_ = 0, false, 0
-local writes_ = {%s}
+local calls_, wrote_, ids_, writes_ = 0, false, 0, {}
+for name in string.gmatch('WRITES', '%S+') do writes_[name] = true end
 local call = function(command, ...)
   calls_ = calls_ + 1
   if calls_ == fail_ and not wrote_ then error('INJECTED') end
   if writes_[command] then
-    if fail_ == -1 then error('WRITES ' .. calls_ .. ' SOON') end
+    if fail_ == -1 then error('CALL ' .. calls_ .. ' WOULD WRITE') end
     wrote_ = true
   end
   local args = {...}
@@ -48,7 +51,7 @@ local call = function(command, ...)
   end
   return redis.call(command, unpack(args))
 end
-""" % ", ".join(f"{command} = true" for command in _WRITES)
+""".replace("WRITES", " ".join(_WRITES), 1)
 
 _COPY: Final = "for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', '1') end"
 
@@ -77,7 +80,7 @@ _MET: Final = tuple(f"celeriac:{{{JOB}}}:{kind}" for kind in ("state:", "timers:
 
 _FOREIGN: Final = b"\xff foreign"
 _CHANGES: Final = "rdb_changes_since_last_save"
-_SOON: Final = re.compile(r"WRITES (\d+) SOON")
+_SOON: Final = re.compile(r"CALL (\d+) WOULD WRITE")
 _AT_ONCE: Final = 16
 
 

@@ -160,7 +160,9 @@ class World:
     def state(self) -> JobState | None:
         """None: there is no such job."""
         sent = len(self.points.sent)
-        if self._read_state is None or self._read_state[0] != sent or not sent:  # nothing has been sent since it was read
+        if (
+            self._read_state is None or self._read_state[0] != sent or not sent
+        ):  # nothing has been sent since it was read
             self._read_state = sent, self._stored_state()
         return self._read_state[1]
 
