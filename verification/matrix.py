@@ -104,7 +104,7 @@ def single_plans(course: Course) -> list[dict[int, Variant]]:
 
 
 def sampled_plans(course: Course) -> list[dict[int, Variant]]:
-    """Of these one at the first and one at the last occurrence of each command of each actor, the rarest so far."""
+    """Of these one for each command of each actor where it comes first, and one where it changes something last."""
     found, used = [], Counter[Variant]()
     for number in course.ends():
         rarest = min(course.variants(number), key=lambda variant: used[variant])

@@ -70,13 +70,19 @@ class Course:
         return False
 
     def ends(self) -> list[int]:
-        """Each command of each actor where it comes first, and where it comes last."""
+        """Each command of each actor where it comes first, and where it changes something for the last time."""
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for number, name in enumerate(self.sent, 1):
             first.setdefault(name, number)
-            last[name] = number
+            if number in self.changing:
+                last[name] = number
         return sorted({*first.values(), *last.values()})
+
+    def script_ends(self) -> list[int]:
+        """The same for scripts, whoever runs them."""
+        scripts = [name.rpartition(": ")[2] if self._is_script(n) else "" for n, name in enumerate(self.sent, 1)]
+        return [n for n in Course(tuple(scripts), self.changing, self.last).ends() if scripts[n - 1]]
 
     def _is_script(self, number: int) -> bool:
         return self.sent[number - 1].rpartition(": ")[2] in SCRIPTS

@@ -99,7 +99,7 @@ class World:
         self.folder = folder
         self.graph = scenario.pipeline(folder).graph()
         self.plan = compile_plan(self.graph, scenario.partitions, scenario.limits)
-        self.scripts = self._own_scripts()
+        self.scripts = self.own_scripts()
         self.jobs = JobStore(self.scripts)
         self.agent = AgentLink(self.scripts, JOB)
         self._read_state: tuple[int, JobState | None] | None = None
@@ -109,7 +109,7 @@ class World:
         self.kept: dict[str, Any] = {}
         """What actors have handed to the outside world: it outlives them."""
 
-    def _own_scripts(self) -> Scripts:
+    def own_scripts(self) -> Scripts:
         """What the world itself runs scripts by, with no crash points in them."""
         return TimedScripts(self.client, self.points)
 

@@ -139,7 +139,7 @@ class SimulatedWorld(World):
         self._is_through = False
         self._processes: list[Process] = []
 
-    def _own_scripts(self) -> Scripts:
+    def own_scripts(self) -> Scripts:
         return Scripts(self.client)
 
     def clock(self) -> float:
@@ -220,7 +220,7 @@ class SimulatedWorld(World):
         self.trace.befell(self.timeline.now, "redis", "is restarted")
         self.server.restart()
         self._down_until = self.timeline.now + self.fates.rng.randint(0, SECOND)
-        self.scripts = self._own_scripts()
+        self.scripts = self.own_scripts()
         self.jobs = JobStore(self.scripts)
 
     def _step_clock(self) -> None:
