@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redis.exceptions import ResponseError
-
+from pipeline.errors import StoreError
 from pipeline.store.connection import connect, translated
 from pipeline.store.scripts import source
 from verification.clock import Clock, TimedScripts, argument_of_time, timed
@@ -97,7 +96,7 @@ class ScriptTally:
 class TriedScripts(TimedScripts):
     """Runs each script; before that, tries on a copy what its failures leave behind."""
 
-    def __init__(self, client: Any, clock: Clock, trial: Trial, is_wanted: Callable[[], bool]) -> None:
+    def __init__(self, client: Any, clock: Clock, trial: Trial, is_wanted: Callable[[], bool] = lambda: True) -> None:
         super().__init__(client, clock)
         self._clock = clock
         self._trial = trial
@@ -127,6 +126,8 @@ class Trial:
         self._real = connect(url)
         self._copy = connect(url.replace("?db=0", "?db=1"))
         self._tally = tally
+        self._seconds = 0
+        """Of the ids that the server makes: later than all that it has made."""
         self._known: dict[tuple[str, str], str] = {}
 
     def close(self) -> None:
@@ -137,8 +138,7 @@ class Trial:
         """Tries one call. Raises StoreError."""
         self._tally.scripts += 1
         with translated():
-            self._seconds = int(self._real.time()[0]) + 1
-            self._copy_all()
+            self._begin()
             self._fail_each(call)
             self._eval(call)
             clean = self._digests()
@@ -147,6 +147,10 @@ class Trial:
                 if call.name != "commit" or not key.startswith(_MET):
                     self._tally.foreign += 1
                     self._try_foreign(call, key, clean)
+
+    def _begin(self) -> None:
+        self._seconds = int(self._real.time()[0]) + 1
+        self._copy_all()
 
     def _fail_each(self, call: Call) -> None:
         """Each of its calls in front of its first write fails once."""
@@ -203,10 +207,11 @@ class Trial:
             self._tally.failures.append(f"{call.name}.lua has done half of its work when {key} holds something foreign")
         self._copy_all()
 
-    def _eval(self, call: Call, fail: int = 0) -> ResponseError | None:
+    def _eval(self, call: Call, fail: int = 0) -> StoreError | None:
         try:
-            self._copy.evalsha(*self._command(call, fail))
-        except ResponseError as error:
+            with translated():
+                self._copy.evalsha(*self._command(call, fail))
+        except StoreError as error:
             return error
         return None
 

@@ -11,7 +11,7 @@ from pipeline.cli.options import JSON
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A sample of some minutes.")
+@click.option("--quick", is_flag=True, help="A sample of two minutes.")
 @click.option(
     "--scenario", multiple=True, metavar="TEXT", help="Only scenarios with this in their names; may be repeated."
 )

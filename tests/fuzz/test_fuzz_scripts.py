@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from pipeline.store.connection import connect, translated
 from pipeline.store.scripts import Scripts
 from tests.fuzz.hostile import EXAMPLES
+from verification.points import Life, watched_client
 from verification.scenarios import SCENARIOS
-from verification.scriptfaults import ScriptTally, Trial, TriedScripts
+from verification.scriptfaults import Call, ScriptTally, Trial, TriedScripts
 from verification.world import World
 
 _NUMBER: Final = re.compile(rb"-?\d+(-\d+)?\Z")
@@ -32,40 +33,30 @@ class FieldTrial(Trial):
         super().__init__(url, tally)
         self.calls: Counter[str] = Counter()
 
-    def of(self, name: str, keys: Sequence[str], args: Sequence[Any], server: str) -> None:
-        self.calls[name] += 1
-        if self.calls[name] % EACH != 1 % EACH:
+    def of(self, call: Call) -> None:
+        self.calls[call.name] += 1
+        if self.calls[call.name] % EACH != 1 % EACH:
             return
-        self._server = server
         with translated():
-            seconds = int(self._real.time()[0]) + 1
-            self._copy_all()
-            self._eval(name, keys, args, seconds, 0)
+            self._begin()
+            self._eval(call)
             clean = self._digests()
             self._copy_all()
-            for key in dict.fromkeys(keys):
+            for key in dict.fromkeys(call.keys):
                 if self._copy.type(key) == b"hash":
                     for field, value in self._copy.hgetall(key).items():
                         if _NUMBER.match(value) and field not in _FLAGS:
-                            self._try_field(name, keys, args, seconds, (key, field), clean)
+                            self._try_field(call, (key, field), clean)
 
-    def _try_field(
-        self,
-        name: str,
-        keys: Sequence[str],
-        args: Sequence[Any],
-        seconds: int,
-        at: tuple[str, bytes],
-        clean: dict[bytes, bytes],
-    ) -> None:
+    def _try_field(self, call: Call, at: tuple[str, bytes], clean: dict[bytes, bytes]) -> None:
         self._tally.foreign += 1
         self._copy.hset(at[0], at[1], "foreign")
         before = self._digests()
-        error = self._eval(name, keys, args, seconds, 0)
+        error = self._eval(call)
         after, raw = self._digests(), at[0].encode()
         others = {k: v for k, v in after.items() if k != raw} == {k: v for k, v in clean.items() if k != raw}
         if after != before and (error is not None or not others):
-            self._tally.failures.append(f"{name}.lua has done half of its work when {at} is a word: {error}")
+            self._tally.failures.append(f"{call.name}.lua has done half of its work when {at} is a word: {error}")
         self._copy_all()
 
 
@@ -74,7 +65,7 @@ def tally(redis_url: str, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
     scenario = next(one for one in SCENARIOS if one.name == request.param)
     found = ScriptTally()
     trial, client = FieldTrial(redis_url, found), connect(redis_url)
-    world = World(redis_url, client, tmp_path, scenario, {}, lambda url, _: _scripts(url, trial))
+    world = World(redis_url, client, tmp_path, scenario, {}, lambda url, life: _scripts(url, life, trial))
     world.run()
     yield found
     trial.close()
@@ -82,8 +73,8 @@ def tally(redis_url: str, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
     client.close()
 
 
-def _scripts(url: str, trial: Trial) -> Scripts:
-    return TriedScripts(connect(url), trial)
+def _scripts(url: str, life: Life, trial: Trial) -> Scripts:
+    return TriedScripts(watched_client(url, life), life.points, trial)
 
 
 _FEW: Final = ("commit with state and outputs", "dead letters, mended and replayed", "append by a producer")
