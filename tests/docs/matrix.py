@@ -1,4 +1,4 @@
-"""The matrix of docs/guarantees.md, made of what `celeriac verify --json` prints: `python -m tests.docs.matrix FILE`."""
+"""The matrix of docs/guarantees.md: `python -m tests.docs.matrix FILE` makes it of what `verify --json` has printed."""
 
 from __future__ import annotations
 
