@@ -242,7 +242,7 @@ class Site:
 
 
 class Run:
-    """One `celeriac run`. Its processes are found by their place in the tree and by what they were told."""
+    """One `celeriac run`. Its processes are found by their place in the tree and by their titles."""
 
     def __init__(
         self, site: Site, folder: Path, logs: Path, arguments: tuple[str, ...], variables: dict[str, str]
@@ -288,7 +288,7 @@ class Run:
                     tree = node.children(recursive=True) if node else []
                     return next((each for each in tree if each.name() == "java"), None)
                 case _:
-                    return next((each for each in _children(node) if _is_called(each, name)), None)
+                    return next((each for each in _children(_nursery(node)) if _is_called(each, name)), None)
         return None
 
     def child(self, name: str) -> psutil.Process:
@@ -426,15 +426,20 @@ def _children(process: psutil.Process | None) -> list[psutil.Process]:
     return process.children() if process is not None else []
 
 
+def _nursery(node: psutil.Process | None) -> psutil.Process | None:
+    return next((each for each in _children(node) if title_of(each) == "celeriac: nursery"), None)
+
+
 def _is_called(process: psutil.Process, name: str) -> bool:
+    words = title_of(process).split()
+    return words[:1] == ["celeriac:"] and (name in words[1:2] or words[1:3] == ["worker", name])
+
+
+def title_of(process: psutil.Process) -> str:
+    """What `ps` shows of one of ours; nothing for one that is gone."""
     with suppress(psutil.Error):
-        told = process.environ()
-        if name == "leader":
-            return "CELERIAC_LEADER" in told
-        if name == "source":
-            return "CELERIAC_SOURCE" in told
-        return bool(told.get("CELERIAC_WORKER") == name)
-    return False
+        return " ".join(process.cmdline()).rstrip()
+    return ""
 
 
 def moments(chance: random.Random, total: int, count: int, within: tuple[float, float] = (0.02, 0.9)) -> list[float]:
