@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -49,6 +50,7 @@ SEQUENCE: Final = '''"""The sequence oracle: every key must come as 1, 2, 3, ...
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline import Pipeline, read, write
@@ -253,6 +255,8 @@ class Run:
         self._errors = logs.with_suffix(".stderr")
         self._client: Any = None
         self._link: tuple[JobStore, str] | None = None
+        told = {**dict(pairwise(arguments)), **variables}
+        self._told_address = told.get("--redis") or told.get("CELERIAC_REDIS", "")
         logs.mkdir(exist_ok=True)
         with open(self._errors, "wb") as errors:
             self.process = subprocess.Popen(
@@ -339,16 +343,20 @@ class Run:
 
     @property
     def link(self) -> tuple[JobStore, str]:
-        """The job's store and id, as its leader was told them."""
+        """The job's store, and its id, which the title of its leader names."""
         if self._link is None:
-            told = self.child("leader").environ()
-            self._client = connect(told["CELERIAC_REDIS"])
-            self._link = JobStore(Scripts(self._client)), told["CELERIAC_JOB"]
+            job = title_of(self.child("leader")).rpartition(" of ")[2]
+            self._client = connect(self.address)
+            self._link = JobStore(Scripts(self._client)), job
         return self._link
 
     @property
     def address(self) -> str:
-        return str(self.child("leader").environ()["CELERIAC_REDIS"])
+        """What the run was told, or the socket of its own server, which the title of that names."""
+        if not self._told_address:
+            socket = title_of(self.child("redis")).rpartition("unixsocket:")[2]
+            return f"unix://{socket}?db=0"
+        return self._told_address
 
     def facts(self) -> JobFacts:
         store, job = self.link
