@@ -88,7 +88,7 @@ def test_only_one_operation_at_a_time_and_no_savepoint_meanwhile(bench: Bench) -
         CutStore(bench.scripts, "j", bench.plan).cut("s")
     a_store(bench).call_off("j")
     CutStore(bench.scripts, "j", bench.plan).cut("s")
-    with pytest.raises(Busy, match="savepoint is being written"):
+    with pytest.raises(Busy, match="the savepoint s is being written"):
         begin(bench, 4)
 
 
