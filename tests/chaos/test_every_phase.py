@@ -1,6 +1,7 @@
 """Each operation of a running job, its leader or its command killed at each of its phases: it ends the same.
 
-Leaders and commands are stepped by hand, two by turns, so that a kill comes exactly there: who is dead sends nothing more.
+Leaders and commands are stepped by hand, two by turns, so that a kill comes exactly there: who is dead sends
+nothing more.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ class Killed(BaseException):
 
 
 class Mortal(Scripts):
-    """Who has these dies at a script, before or after that was applied, or when it is told to; then it sends nothing."""
+    """Who has these dies at a script, before or after that was applied, or when it is told to."""
 
     def __init__(self, url: str) -> None:
         super().__init__(connect(url))
-        self.fatal: tuple[str, str] | None = None
+        self.fatal: tuple[str, str, int] | None = None
         self.is_dead = False
 
     def run(self, name: str, keys: Any, args: Any) -> list[Any]:
-        moment = self.fatal[1] if self.fatal and self.fatal[0] == name else ""
+        moment = self._moment(name)
         if self.is_dead or moment == "before":
             self.is_dead = True
             raise StoreUnavailable("it is dead")
@@ -73,6 +74,13 @@ class Mortal(Scripts):
             self.is_dead = True
             raise StoreUnavailable("it is dead")
         return answer
+
+    def _moment(self, name: str) -> str:
+        if self.fatal is None or self.fatal[0] != name:
+            return ""
+        script, moment, calls = self.fatal
+        self.fatal = (script, moment, calls - 1)
+        return moment if calls == 1 else ""
 
 
 class Watched(LocalPlace):
@@ -111,11 +119,11 @@ class Agent:
 
 @dataclass
 class Strike:
-    """Who dies, and where. `target`: "leader" or "command"; where: a phase, or ("script", "before" or "after")."""
+    """Who dies, and where: in a phase, or before or after its nth call of a script. target: "leader" or "command"."""
 
     target: str
     where: str
-    script: tuple[str, str] | None = None
+    script: tuple[str, str, int] | None = None
     is_done: bool = False
 
 
@@ -252,7 +260,7 @@ def upgrade(crew: Crew) -> None:
             crew.meet("before the end")
         elif operation.done:
             crew.meet("between workers")
-        now[0] += 0.5
+        now[0] += 1.1
         crew.turn()
 
     def command(scripts: Scripts) -> None:
@@ -336,11 +344,11 @@ def suspend(crew: Crew) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """phases: all that a run meets, in this order. scripts: at which its leader is killed besides."""
+    """phases: all that a run meets, in this order. scripts: at whose nth call its leader is killed besides."""
 
     run: Callable[[Crew], None]
     phases: tuple[str, ...]
-    scripts: tuple[str, ...] = ()
+    scripts: tuple[tuple[str, int], ...] = ()
     by_command: tuple[str, ...] = ()
     """The phases in which there is a command that can be killed."""
     history: list[str] = field(default_factory=list)
@@ -350,22 +358,22 @@ CASES = {
     "rescale": Case(
         rescale,
         ("waiting", "settling"),
-        ("rescale", "settled"),
+        (("rescale", 1), ("assign", 1), ("settled", 1)),
         ("waiting", "settling"),
         ["rescale of hop_1 from 4 to 7 partitions: done"],
     ),
     "upgrade": Case(
         upgrade,
         ("before want", "between workers", "before the end"),
-        ("collect", "assign"),
+        (("collect", 1),),
         ("before want", "between workers", "before the end"),
         ["upgrade to version c2 of b.py: done"],
     ),
-    "node drain": Case(drain, ("marked", "asked", "collected"), ("collect",), ("marked", "asked", "collected")),
-    "moves": Case(move, ("joined", "asked", "collected"), ("collect",)),
-    "savepoint": Case(
-        savepoint, ("cut", "exporting", "publishing"), by_command=("cut", "exporting", "publishing")
+    "node drain": Case(
+        drain, ("marked", "asked", "collected"), (("collect", 1), ("collect", 3)), ("marked", "asked", "collected")
     ),
+    "moves": Case(move, ("joined", "asked", "collected"), (("collect", 1), ("collect", 2), ("collect", 4))),
+    "savepoint": Case(savepoint, ("cut", "exporting", "publishing"), by_command=("cut", "exporting", "publishing")),
     "suspend": Case(suspend, ("quieting", "cut"), by_command=("quieting", "cut")),
 }
 
@@ -374,10 +382,10 @@ def strikes() -> Iterator[Any]:
     for name, case in CASES.items():
         for where in case.phases:
             yield pytest.param(name, Strike("leader", where), id=f"{name}-leader-{where}")
-        for script in case.scripts:
+        for script, call in case.scripts:
             for moment in ("before", "after"):
-                strike = Strike("leader", "", (script, moment))
-                yield pytest.param(name, strike, id=f"{name}-leader-{moment} {script}.lua")
+                strike = Strike("leader", "", (script, moment, call))
+                yield pytest.param(name, strike, id=f"{name}-leader-{moment} {script}.lua {call}")
         for where in case.by_command:
             yield pytest.param(name, Strike("command", where), id=f"{name}-command-{where}")
 
@@ -404,7 +412,9 @@ def ending(crew: Crew) -> dict[str, Any]:
     """What must not depend on who died."""
     facts = crew.facts()
     return {
-        "operations": [f"{each.about.change}: {each.outcome}" for each in facts.record.operations if not _is_gone(each)],
+        "operations": [
+            f"{each.about.change}: {each.outcome}" for each in facts.record.operations if not _is_gone(each)
+        ],
         "under way": facts.operation,
         "serving": [stage.serving for stage in facts.record.plan.stages],
         "state": facts.record.state,
