@@ -108,7 +108,7 @@ class OperationStore:
         Raises StaleTerm, StoreError.
         """
         stage, change = plan.stage(operation.stage), layout(plan.stage(operation.stage).serving, operation.about.to)
-        names = [keys.leader(job), keys.job(job), keys.operation(job)]
+        names = [keys.leader(job), keys.job(job), keys.operation(job), keys.control(job)]
         for number in change.places:
             at = (job, stage.index, number)
             names += [keys.inbox(*at), keys.meta(*at), keys.log(*at), keys.waiting(*at)]
