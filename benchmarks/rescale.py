@@ -1,12 +1,12 @@
-"""The pause of a rescale: from the switch to the first record of each partition that gets keys; and its neighbours' rate.
+"""The pause of a rescale: from the switch to the first record of each partition that gets keys.
 
     python benchmarks/rescale.py                       # 1 MB and 100 MB of state, some minutes
     python benchmarks/rescale.py --megabytes 1 --times 3
 
-`celeriac run` runs this file as a pipeline with two workers, each a process, on a Redis of their own; producers in this
-process send. `by_key` goes from 8 to 16 partitions and back under a steady load that leaves its backlog short. `beside`,
-which no rescale concerns, always has a backlog: its rate during a rescale (from its beginning to its end) is compared
-with that of as long a time just before.
+`celeriac run` runs this file as a pipeline with two workers, each a process, on a Redis of their own; producers in
+this process send. `by_key` goes from 8 to 16 partitions and back under a steady load that leaves its backlog short.
+Then `beside`, which no rescale concerns, is given more than it can do: its rate during each rescale, from its beginning
+to its end, is compared with that of just before.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.filling import fill_state
 from benchmarks.processes import python_process
 from pipeline import Pipeline, read, write
-from pipeline.codec import encode_value, state_field
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.keying import group_of
+from pipeline.errors import InboxClosed
 from pipeline.layouts import layout
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
@@ -152,12 +152,12 @@ class Site:
             pipe = self.client.pipeline(transaction=False)
             pipe.hget(keys.operation(JOB), "switched_at")
             for number in receivers:
-                pipe.hmget(keys.meta(JOB, stage, number), "switch", "pos", "rec", "head")
+                pipe.hmget(keys.meta(JOB, stage, number), "switch", "pos", "rec")
             pipe.time()
             at, *metas, (seconds, micros) = pipe.execute()
             now = seconds * 1000 + micros / 1000
             switched = float(at) if at and not switched else switched
-            for number, (mark, pos, rec, head) in zip(receivers, metas, strict=True):
+            for number, (mark, pos, rec) in zip(receivers, metas, strict=True):
                 if not switched or number in through:
                     continue
                 if number not in marks:
@@ -176,7 +176,7 @@ def sending(url: str, source: str, rate: float) -> Iterator[None]:
 
     def send() -> None:
         sent = 0
-        with Producer(JOB, source=source, redis_url=url) as producer:
+        with suppress(InboxClosed), Producer(JOB, source=source, redis_url=url) as producer:
             due = time.monotonic()
             while not stop.is_set():
                 for _ in range(int(rate / 100) if rate else BURST):
@@ -195,19 +195,6 @@ def sending(url: str, source: str, rate: float) -> Iterator[None]:
         thread.join()
 
 
-def fill(client: Any, stage: int, megabytes: int) -> None:
-    """State of keys that are not sent."""
-    value, size, number = encode_value("v" * 100), 0, 0
-    while size < megabytes << 20:
-        pipe = client.pipeline(transaction=False)
-        for _ in range(5_000):
-            key = f"old-{number:09}"
-            field = state_field("total", key)
-            pipe.hset(keys.state(JOB, stage, group_of(key)), field, value)
-            number, size = number + 1, size + len(field) + len(value)
-        pipe.execute()
-
-
 def measure(megabytes: int, times: int) -> tuple[dict[tuple[int, int], list[Found]], list[float]]:
     """The rescales of each kind under a steady load alone; then the shares of the other stage's rate."""
     with ExitStack() as stack:
@@ -217,16 +204,19 @@ def measure(megabytes: int, times: int) -> tuple[dict[tuple[int, int], list[Foun
         stack.enter_context(python_process([*run, "--workers", "2", "--partitions", "8"], environment))
         site = Site(url)
         site.wait("the job runs on both workers", site.is_owned)
-        fill(site.client, site.stage("by_key").index, megabytes)
-        stack.enter_context(sending(url, "in", RATE))
+        for _ in fill_state(site.client, JOB, site.stage("by_key").index, "total", megabytes):
+            pass
+        senders = stack.enter_context(ExitStack())
+        senders.enter_context(sending(url, "in", RATE))
         site.wait("records flow", lambda: site.taken("by_key") > 3 * RATE)
         found: dict[tuple[int, int], list[Found]] = {switch: [] for switch in SWITCHES}
         for _ in range(times):
             for before, after in SWITCHES:
                 found[before, after].append(site.rescale(after))
-        stack.enter_context(sending(url, "more", 0))
+        senders.enter_context(sending(url, "more", 0))
         site.wait("the other stage is busy", lambda: site.taken("beside") > 3 * RATE)
         shares = [site.beside(after) for _ in range(times) for _, after in SWITCHES]
+        senders.close()
         site.jobs.transition(JOB, JobState.CANCELLED)
     return found, shares
 
@@ -248,9 +238,7 @@ def main() -> None:
                 f" {mid(each.waited for each in several):>5.0f} ms {mid(each.settled for each in several):>6.0f} ms",
                 flush=True,
             )
-        print(
-            f"{megabytes:>5} MB  rate of the other stage meanwhile: {mid(shares):.0%} of before, least {min(shares):.0%}"
-        )
+        print(f"{megabytes:>5} MB  rate of the other stage: {mid(shares):.0%} of before, least {min(shares):.0%}")
 
 
 if __name__ == "__main__":
