@@ -1,4 +1,4 @@
-"""For how long what stands still when a partition moves, a stage is rescaled or a savepoint is taken, drawn for the docs.
+"""What stands still, and for how long, when a partition moves, a stage is rescaled or a savepoint is taken; drawn.
 
     python benchmarks/pauses.py                     # 1 MB, 100 MB and 1 GB of state; writes docs/assets/pauses.svg
     python benchmarks/pauses.py --megabytes 1 --times 2 --picture /tmp/pauses.svg
