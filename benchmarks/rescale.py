@@ -29,7 +29,7 @@ from benchmarks.filling import fill_state
 from benchmarks.processes import python_process
 from pipeline import Pipeline, read, write
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.errors import InboxClosed
+from pipeline.errors import InboxClosed, InboxFull
 from pipeline.layouts import layout
 from pipeline.lifecycle import JobState
 from pipeline.positions import Position
@@ -176,7 +176,7 @@ def sending(url: str, source: str, rate: float) -> Iterator[None]:
 
     def send() -> None:
         sent = 0
-        with suppress(InboxClosed), Producer(JOB, source=source, redis_url=url) as producer:
+        with suppress(InboxClosed, InboxFull), Producer(JOB, source=source, redis_url=url) as producer:
             due = time.monotonic()
             while not stop.is_set():
                 for _ in range(int(rate / 100) if rate else BURST):
