@@ -64,6 +64,7 @@ def is_in(phase: Phase, done: int = 0) -> Callable[[JobFacts], bool]:
     return look
 
 
+@pytest.mark.timeout(300)  # half a minute on an idle machine
 def test_a_job_whose_leader_dies_in_every_operation_ends_exactly_once(cluster: Killing) -> None:
     cluster.site.write(PACED.format(keys=KEYS))
     cluster.command("submit", "flow.py", "--job-id", "j", "--partitions", "4")
