@@ -79,13 +79,17 @@ def draw(rows: Sequence[Row], picture: Path) -> None:
     axes[3].bar([at - 0.2 for at in places], [100 * statistics.median(r.beside) for r in rows], 0.4, color=GREEN)
     axes[3].bar([at + 0.2 for at in places], [100 * row.savepoint.share for row in rows], 0.4, color=BROWN)
     axes[3].set_ylabel("% of before")
-    axes[3].legend(["rescale of another stage", "export of a savepoint"], frameon=False, fontsize=7)
+    axes[3].legend(["rescale of another stage", "export of a savepoint"], frameon=False, fontsize=7, loc="upper left")
+    for at, row in zip(places, rows, strict=True):
+        text = f"{row.savepoint.export:.0f} MB/s"
+        axes[3].text(at + 0.2, 100 * row.savepoint.share + 2, text, fontsize=7, ha="center")
     for axis in axes:
         axis.set_xticks(places, [_size(row.megabytes) for row in rows])
         axis.set_xlim(-0.5, len(rows) - 0.5)
         axis.set_ylim(bottom=0)
         axis.grid(color="#e0e0e0", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
+    axes[3].set_ylim(top=1.3 * axes[3].get_ylim()[1])
     figure.savefig(picture, format="svg", facecolor="white", metadata={"Date": None})
 
 
