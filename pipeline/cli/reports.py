@@ -16,6 +16,7 @@ from pipeline.cli.balances import book_lines, books_json
 from pipeline.cli.moving import moves_line
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.cli.scaling import scaling_json, scaling_line
+from pipeline.cli.underway import about_json, operation_json, operation_words, times_json
 from pipeline.facts import (
     JobFacts,
     JobRecord,
@@ -132,7 +133,7 @@ def status_lines(
         *([f"moves     {moves_line(moved)}"] if moved else []),
         *([f"versions  {_versions(facts)}"] if running_versions(facts) else []),
         *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
-        *([f"operation {_operation(facts)}"] if facts.operation is not None else []),
+        *([f"operation {_printable(operation_words(facts, facts.operation))}"] if facts.operation is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(f"still     stage {stage}: {why}" for stage, why in still_stages(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
@@ -243,7 +244,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
         ],
         "versions": running_versions(facts),
         "scaling": scaling_json(facts.record),
-        "operation": _operation_json(facts),
+        "operation": operation_json(facts),
         "stages": [
             {
                 "name": row.name,
@@ -323,17 +324,7 @@ def history_json(record: JobRecord, versions: Sequence[Version] = ()) -> list[di
     ]
     rows += [{"at_ms": each.at_ms, "version": version_json(each)} for each in versions]
     rows += [
-        {
-            "at_ms": past.at_ms,
-            "operation": past.about.kind,
-            "stage": past.about.stage,
-            "before": past.about.before,
-            "to": past.about.to,
-            "by": past.about.by,
-            "begun_at_ms": past.begun_at_ms,
-            "switched_at_ms": past.switched_at_ms,
-            "outcome": past.outcome,
-        }
+        {"at_ms": past.at_ms, "operation": past.about.kind, **about_json(past.about), **times_json(past)}
         for past in record.operations
     ]
     return sorted(rows, key=lambda row: int(row["at_ms"]))
@@ -400,31 +391,6 @@ def _waits(worker: WorkerFacts) -> dict[str, str]:
         elif why == "backoff":
             found[name] = f"waits: {_printable(str(hand.get('reason', 'it is tried again')))}"
     return found
-
-
-def _operation(facts: JobFacts) -> str:
-    operation = facts.operation
-    assert operation is not None
-    about = operation.about
-    left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
-    more = f", {_count(left, 'partition')} not through yet" if left else ""
-    return _printable(f"{operation.words(facts.now_ms)}: from {about.before} to {about.to} partitions{more}")
-
-
-def _operation_json(facts: JobFacts) -> dict[str, Any] | None:
-    operation = facts.operation
-    if operation is None:
-        return None
-    return {
-        "kind": operation.about.kind,
-        "stage": operation.about.stage,
-        "before": operation.about.before,
-        "to": operation.about.to,
-        "by": operation.about.by,
-        "phase": operation.phase.value,
-        "begun_at_ms": operation.begun_at_ms,
-        "switched_at_ms": operation.switched_at_ms,
-    }
 
 
 def _published(published: Published) -> str:
