@@ -1,4 +1,4 @@
-"""Which partition of a keyed stage the records of a batch go to, and in what payloads: the same in every engine. Pure."""
+"""Which partition of a keyed stage records go to, and in what payloads: the same in every engine. Pure."""
 
 from __future__ import annotations
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import random
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.codec import decode_batch, encode_batch
 from pipeline.errors import EncodingError, RecordFailed, SinkAway
-from pipeline.kernel.faults import OperatorError, describe
+from pipeline.kernel.faults import OperatorError
 from pipeline.plan import SinkPlan, StagePlan
 from pipeline.positions import Position
 from pipeline.records import Batch
 from pipeline.sinks.effects import Effect, Owner
 from pipeline.sinks.links import SinkLinks
-from pipeline.spark.bulk.facts import ERROR_CHARACTERS, TRACEBACK_CHARACTERS, Letter
+from pipeline.spark.bulk.letters import Failure, Letter, letter_of
 from pipeline.spark.bulk.rows import Row
 
 _FIRST_AWAY_SECONDS: Final = 0.1
@@ -64,7 +63,7 @@ class Delivery:
             self.note(f"waiting for a sink: {away}")
         self.sleep(max(pause, min(away.wait_seconds, _MOST_AWAY_SECONDS)))
 
-    def settle(self, failure: OperatorError | EncodingError, partition: int, record: Batch) -> None:
+    def settle(self, failure: Failure, partition: int, record: Batch) -> None:
         """What the policy of the stage says about a record that was refused."""
         match self.stage.on_error.then:
             case "skip":
@@ -72,19 +71,7 @@ class Delivery:
             case "fail":
                 raise RecordFailed(str(failure), hint="on_error says that this fails the job") from failure
             case _:
-                is_operators = isinstance(failure, OperatorError)
-                trace = "".join(traceback.format_exception(failure.cause)) if is_operators else ""
-                error = describe(failure.cause) if is_operators else str(failure)
-                operator = failure.operator if is_operators else ""
-                letter = Letter(
-                    self.stage.index,
-                    partition,
-                    operator,
-                    error[:ERROR_CHARACTERS],
-                    trace[-TRACEBACK_CHARACTERS:],
-                    encode_batch(record),
-                )
-                self.letters.append(letter)
+                self.letters.append(letter_of(failure, (self.stage.index, partition), encode_batch(record)))
 
 
 class _Owned:

@@ -8,7 +8,7 @@
 
     with BulkRun(target, options) as run:
         run.prepare()           # checks, finds the input, stages what only this process can read
-        run.compute(session)    # Spark: every stage once; nothing is published yet
+        run.compute(session or run.open())   # Spark: every stage once; nothing is published yet
         run.facts               # counts, dead letters, splits and how far they were read
         run.states(), run.timers()   # with keeps_state: what a savepoint holds, read from disk as it is asked for
         run.publish()           # effects, then files
@@ -53,10 +53,11 @@ from pipeline.spark.bulk.carrier import Seed, StageTask
 from pipeline.spark.bulk.connecting import default_partitions, open_session, tuned
 from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
-from pipeline.spark.bulk.facts import Counts, Letter
+from pipeline.spark.bulk.facts import Counts
 from pipeline.spark.bulk.faults import translated, words_of
 from pipeline.spark.bulk.frames import Frames
 from pipeline.spark.bulk.jobs import SparkThread
+from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.portions import Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
 from pipeline.spark.bulk.sources import check_sources, open_sources
@@ -121,7 +122,7 @@ def run_bulk(
     """
     with BulkRun(subject, options or BulkOptions()) as run:
         run.prepare()
-        run.compute(session)
+        run.compute(session or run.open())
         return run.publish()
 
 
@@ -175,22 +176,19 @@ class BulkRun:
         for doubt in doubts:
             self.options.note(f"warning: {doubt}")
 
-    def compute(
-        self,
-        session: SparkSession | None = None,
-        opener: Callable[[], SparkSession] = open_session,
-        on_stage: Callable[[StagePlan], None] | None = None,
-    ) -> None:
-        """Runs every stage on the session, or on one that `opener` gives; then `facts` are there.
+    def open(self, opener: Callable[[], SparkSession] = open_session) -> SparkSession:
+        """A session of this process, or what `opener` gives. Raises what that raises; takes some seconds."""
+        return self._thread.call(opener)
+
+    def compute(self, session: SparkSession, on_stage: Callable[[StagePlan], None] | None = None) -> None:
+        """Runs every stage on the session; then `facts` are there.
 
         `on_stage` is called, from another thread, when the rows of a stage are written.
         Raises the errors of tasks by their type, EnvironmentFault when Spark fails, RecordFailed.
         """
+        self._thread.session = session
         try:
-            self._thread.session = session
-            if session is None:
-                self._thread.session = self._thread.call(opener)
-            self._thread.call(lambda: self._compute(on_stage))
+            self._thread.call(lambda: self._compute(session, on_stage))
         except (PySparkException, Py4JError) as error:
             raise translated(error) or EnvironmentFault(
                 f"Spark failed: {words_of(error)}", hint="its log says more; --debug shows the whole message"
@@ -229,9 +227,7 @@ class BulkRun:
             time.monotonic() - self._started,
         )
 
-    def _compute(self, on_stage: Callable[[StagePlan], None] | None) -> None:
-        session = self._thread.session
-        assert session is not None
+    def _compute(self, session: SparkSession, on_stage: Callable[[StagePlan], None] | None) -> None:
         if not self.options.partitions:
             self.plan = compile_plan(self.graph, default_partitions(session), self.options.limits)
         tasks = {stage.index: self._task(stage) for stage in self.plan.stages}

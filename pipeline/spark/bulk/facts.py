@@ -1,38 +1,10 @@
-"""What tasks tell the driver besides records: counts, dead letters, files. Plain data, and its bytes."""
+"""What tasks tell the driver besides records and dead letters: counts, how far splits were read. Plain data."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import msgspec
-
-from pipeline.codec import decode_batch
-from pipeline.records import Batch
-
-ERROR_CHARACTERS: Final = 2000
-TRACEBACK_CHARACTERS: Final = 8000
-
-
-class Letter(msgspec.Struct, frozen=True):
-    """A record given up. `payload` is the record as a batch of one; of a timer, its due time.
-
-    kind: record or timer. tried: a line for each attempt before the last one: milliseconds, number, error.
-    holds: later records of its key are held behind it.
-    """
-
-    stage: int
-    partition: int
-    operator: str
-    error: str
-    traceback: str
-    payload: bytes
-    kind: str = "record"
-    tried: tuple[str, ...] = ()
-    holds: bool = False
-
-    def record(self) -> Batch:
-        """The record as a batch of one."""
-        return decode_batch(self.payload)
 
 
 class Counts(msgspec.Struct):

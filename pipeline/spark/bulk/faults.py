@@ -14,7 +14,6 @@ from pipeline.errors import CeleriacError
 
 _MARK: Final = "celeriac-fault:"
 _MARKED: Final = re.compile(re.escape(_MARK) + r'(\{"kind":.*?\}):end')
-_KILLED: Final = "failed due to error or killed"
 
 
 class TaskFault(Exception):
@@ -45,8 +44,9 @@ def translated(error: Exception) -> CeleriacError | None:
         except msgspec.MsgspecError:
             continue
         kind = getattr(errors, fault.kind, None)
-        is_ours = isinstance(kind, type) and issubclass(kind, CeleriacError)
-        return (kind if is_ours else CeleriacError)(fault.message, hint=fault.hint)
+        if not isinstance(kind, type) or not issubclass(kind, CeleriacError):
+            kind = CeleriacError
+        return kind(fault.message, hint=fault.hint)
     return None
 
 

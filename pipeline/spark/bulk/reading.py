@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from pipeline.codec import decode_batch
 from pipeline.records import Timer
 from pipeline.sinks.staging import StagedFacts
-from pipeline.spark.bulk.facts import Counts, Letter, SplitCount, decode_fact
+from pipeline.spark.bulk.facts import Counts, SplitCount, decode_fact
+from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.rows import COUNTS, FILE, HELD, LETTER, SCHEMA, SPLIT, STATE, TIMERS, Row
 
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import random
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pipeline.codec import decode_batch, decode_value, encode_batch, encode_value, shown
 from pipeline.errors import EncodingError, RecordFailed
 from pipeline.kernel.contract import Step
-from pipeline.kernel.faults import OperatorError, describe
+from pipeline.kernel.faults import OperatorError
 from pipeline.kernel.stage import StageKernel, State
 from pipeline.policies import ErrorPolicy
 from pipeline.records import Batch, Timer
-from pipeline.spark.bulk.facts import ERROR_CHARACTERS, TRACEBACK_CHARACTERS, Letter
+from pipeline.spark.bulk.letters import Failure, Letter, described, letter_of
 from pipeline.spark.bulk.output import BulkEncoder, Encoded
 from pipeline.spark.bulk.timers import OpenTimers
 
-Failure: TypeAlias = OperatorError | EncodingError
 _Before: TypeAlias = list[tuple[str, list[Any], bytes]]
 
 _KEY_CHARACTERS = 200
@@ -74,10 +72,11 @@ class BulkStepper:
         before = self._note(good.keys)
         try:
             outcome.parts.append(self._apply(self._kernel.process(good, self.state)))
+            return outcome
         except (OperatorError, EncodingError):
             self._restore(before)
-            fresh = again()
-            self._run_each(fresh if places is None else _picked(fresh, places), outcome)
+        fresh = again()
+        self._run_each(fresh if places is None else _picked(fresh, places), outcome)
         return outcome
 
     def fire(self, most: int) -> Outcome:
@@ -87,9 +86,10 @@ class BulkStepper:
         before = self._note([timer.key for timer in timers])
         try:
             outcome.parts.append(self._apply(self._kernel.fire(timers, self.state), timers))
+            return outcome
         except (OperatorError, EncodingError):
             self._restore(before)
-            self._fire_first(timers, outcome)
+        self._fire_first(timers, outcome)
         return outcome
 
     def _runnable(self, batch: Batch, outcome: Outcome) -> list[int] | None:
@@ -151,7 +151,7 @@ class BulkStepper:
                 attempt = len(tried) + 1
                 if attempt >= self._policy.attempts:
                     return error, tried
-                tried.append(f"{int(time.time() * 1000)} {attempt} {_described(error)}"[:ERROR_CHARACTERS])
+                tried.append(f"{int(time.time() * 1000)} {attempt} {described(error)}")
                 self._sleep(self._policy.pause_seconds(attempt, self._rng))
 
     def _settle(
@@ -169,13 +169,10 @@ class BulkStepper:
                     hint="on_error says that this fails the job: correct the function, then run the job again",
                 ) from failure
             case _:
-                is_operators = isinstance(failure, OperatorError)
-                trace = "".join(traceback.format_exception(failure.cause)) if is_operators else ""
-                error = describe(failure.cause) if is_operators else str(failure)
-                operator = failure.operator if is_operators else ""
-                letter = self._letter(operator, error, trace, payload, kind, tried)
+                holds = self._policy.holds_keys and kind == "record"
+                letter = letter_of(failure, self._place, payload, kind, tried, holds=holds)
                 outcome.letters.append(letter)
-                if letter.holds:
+                if holds:
                     self.held_keys.update(letter.record().keys or ())
 
     def _settle_fault(self, why: str, value: Any, outcome: Outcome) -> None:
@@ -188,13 +185,7 @@ class BulkStepper:
                     f"a record cannot be read: {why}", hint="on_error says that this fails the job: correct the input"
                 )
             case _:
-                outcome.letters.append(self._letter("", why, "", encode_batch(Batch([value])), "record", ()))
-
-    def _letter(self, operator: str, error: str, trace: str, payload: bytes, kind: str, tried: Iterable[str]) -> Letter:
-        holds = self._policy.holds_keys and kind == "record"
-        why, where = _clean(error[:ERROR_CHARACTERS]), _clean(trace[-TRACEBACK_CHARACTERS:])
-        lines = tuple(map(_clean, tried))
-        return Letter(*self._place, operator, why, where, payload, kind, lines, holds)
+                outcome.letters.append(letter_of(why, self._place, encode_batch(Batch([value]))))
 
     def _note(self, keys: Collection[Any] | None) -> _Before:
         """Each operator's state of the keys, as bytes; those that have none are listed only."""
@@ -233,13 +224,3 @@ def _picked(batch: Batch, places: Sequence[int]) -> Batch:
         None if batch.times is None else [batch.times[i] for i in places],
         None if batch.ids is None else [batch.ids[i] for i in places],
     )
-
-
-def _described(failure: Failure) -> str:
-    if isinstance(failure, OperatorError):
-        return f"{failure.operator}: {describe(failure.cause)}"
-    return str(failure)
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
