@@ -189,7 +189,6 @@ def test_each_sink_gets_each_record_once(bulk: Callable[..., BulkResult], tmp_pa
     assert {sink.name: done.records for sink, done in result.published} == {
         "text": 20, "csv": 20, "parquet": 20, "parts": 20,
     }  # fmt: skip
-    assert len(list((tmp_path / "parts").glob("part-*"))) > 3
     assert len(rows_of(tmp_path / "parts")) == 20
 
 
@@ -222,7 +221,7 @@ def test_a_run_that_goes_on_from_the_state_of_another_ends_as_one_run_would(spar
         pairs = made.source(read.text(text), name="in").map(lambda line: line.split(), name="split")
         keyed = pairs.key_by(lambda pair: pair[0], name="by").map(lambda pair: int(pair[1]), name="number")
         sums = keyed.aggregate(n=count(), sum=total(), name="sums")
-        sums.last(name="end").key_by(lambda _: "all", name="again").aggregate(count(), name="ends").sink(
+        sums.last(name="end").key_by(lambda _: "all", name="again").aggregate(count(), name="ended").sink(
             write.stream("ends"), name="ends"
         )
         sums.sink(write.stream("sums"), name="sums_out")
