@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ by_name.aggregate(count(), name="orders_so_far").sink(write.{sink}, name="out")
 
 
 @pytest.fixture
+def session(spark: Any) -> Any:
+    """There is one, so that a command need not start another."""
+    return spark
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -40,8 +47,9 @@ def run(*arguments: str) -> int:
     return run_command(["run", *arguments, "--engine", "spark", "--partitions", "2"])
 
 
+@pytest.mark.usefixtures("session")
 def test_it_publishes_tells_of_each_stage_and_keeps_dead_letters_in_a_file(
-    folder: Path, spark: Any, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run(a_flow(folder))
 
@@ -50,7 +58,7 @@ def test_it_publishes_tells_of_each_stage_and_keeps_dead_letters_in_a_file(
     assert "  read: 4 records\n" in said.err
     assert "  stage orders: in 4, out 3, given up 1," in said.err
     assert "  stage by_name: in 3, out 3," in said.err
-    assert f"  out: {folder}/out (2 files, 3 records)\n" in said.err
+    assert re.search(rf"  out: {folder}/out \(\d files?, 3 records\)\n", said.err)
     assert "    parse: ValueError: invalid literal for int() with base 10: 'x' (flow.py:6)\n" in said.err
     letters = list(folder.glob("shop-*.dead-letters.jsonl"))
     assert len(letters) == 1
@@ -61,7 +69,8 @@ def test_it_publishes_tells_of_each_stage_and_keeps_dead_letters_in_a_file(
     assert {path.name for path in folder.iterdir()} == {"flow.py", "out", letters[0].name}
 
 
-def test_console_sinks_are_printed(folder: Path, spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("session")
+def test_console_sinks_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run(a_flow(folder, "console()"), "--quiet")
 
     said = capsys.readouterr()
@@ -70,8 +79,9 @@ def test_console_sinks_are_printed(folder: Path, spark: Any, capsys: pytest.Capt
     assert said.err.startswith("  dead letters: 1 record given up"), said.err
 
 
+@pytest.mark.usefixtures("session")
 def test_a_policy_that_fails_the_job_ends_the_run_with_one_message(
-    folder: Path, spark: Any, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run(a_flow(folder, policy=", on_error=fail()", imports="fail,"))
 
@@ -90,6 +100,7 @@ def test_a_policy_that_fails_the_job_ends_the_run_with_one_message(
         (("--engine", "spark", "--autoscale", "1..2"), "--autoscale makes no sense with --engine spark"),
         (("--engine", "spark", "--job-id", "j"), "--job-id makes no sense with --engine spark"),
         (("--master", "local[2]"), "--master goes with --engine spark"),
+        (("--engine", "spark", "--from-savepoint", "s"), "--from-savepoint makes no sense"),
         (("--scratch", "s"), "--scratch goes with --engine spark"),
         (("--engine", "spark", "--master", "local", "--remote", "sc://h"), "either --master or --remote"),
         (("--engine", "flink"), "'flink' is not one of"),
@@ -103,8 +114,9 @@ def test_options_that_do_not_go_together_are_refused(
     assert (code, message in capsys.readouterr().err) == (Exit.USAGE, True)
 
 
+@pytest.mark.usefixtures("folder")
 def test_an_address_in_a_variable_does_not_matter_to_spark(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CELERIAC_REDIS", "redis://nobody:1")
 

@@ -6,9 +6,8 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ import pytest
 
 from pipeline import Pipeline, count, fail, read, total, write
 from pipeline.errors import PipelineError, RecordFailed, SinkAway
-from pipeline.keying import first_table, group_of
-from pipeline.plan import StagePlan
-from pipeline.records import Batch, Timer
+from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
+from tests.spark.seeds import Kept
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -190,26 +188,6 @@ def test_each_sink_gets_each_record_once(bulk: Callable[..., BulkResult], tmp_pa
         "text": 20, "csv": 20, "parquet": 20, "parts": 20,
     }  # fmt: skip
     assert len(rows_of(tmp_path / "parts")) == 20
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A seed: what an earlier run has told."""
-
-    states: tuple[tuple[int, str, Any, Any], ...]
-    open: tuple[tuple[int, Timer], ...]
-
-    def state(self, stage: StagePlan, partition: int) -> Iterable[tuple[str, Any, Any]]:
-        table = first_table(stage.serving)
-        return [
-            (operator, key, value)
-            for index, operator, key, value in self.states
-            if index == stage.index and table[group_of(key)] == partition
-        ]
-
-    def timers(self, stage: StagePlan, partition: int) -> Iterable[Timer]:
-        table = first_table(stage.serving)
-        return [timer for index, timer in self.open if index == stage.index and table[group_of(timer.key)] == partition]
 
 
 def test_a_run_that_goes_on_from_the_state_of_another_ends_as_one_run_would(spark: Any, tmp_path: Path) -> None:

@@ -35,14 +35,14 @@ def a_stepper(operator: KeyedOperator, policy: ErrorPolicy, pauses: list[float] 
     )
 
 
-def halves(key: str, value: Any, state: Any) -> tuple[Any, Any]:
+def halves(_key: str, value: Any, state: Any) -> tuple[Any, Any]:
     """Changes its state before it may fail."""
     state = state or [0]
     state[0] += 1
     return 10 / value, state
 
 
-def grows(key: str, value: int, state: Any) -> tuple[Any, Any]:
+def grows(_key: str, value: int, _state: Any) -> tuple[Any, Any]:
     return value, "x" * value
 
 
