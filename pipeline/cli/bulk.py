@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ENGINES: Final = ("celery", "spark")
 
+MASTER_VARIABLE: Final = "CELERIAC_SPARK_MASTER"
+
 SHOWN_LETTERS: Final = 3
 
 _FOR_SPARK: Final = frozenset({"target", "partitions", "engine", "master", "remote", "scratch", "quiet", "debug"})
@@ -63,7 +65,13 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="celery: live, on Redis and workers; spark: in bulk, on Spark.",
     )
-    @click.option("--master", metavar="URL", help="With --engine spark: the Spark master. Default: local[*].")
+    @click.option(
+        "--master",
+        metavar="URL",
+        envvar=MASTER_VARIABLE,
+        show_envvar=True,
+        help="With --engine spark: the Spark master. Default: local[*].",
+    )
     @click.option("--remote", metavar="sc://HOST:PORT", help="With --engine spark: a Spark Connect server.")
     @click.option(
         "--scratch",
@@ -75,7 +83,8 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, engine: str, master: str | None, remote: str | None, scratch: Path | None, **options: Any
     ) -> Any:
         _check(engine, click.get_current_context())
-        spark = SparkOptions(master, remote, scratch) if engine == "spark" else None
+        # An empty variable is none; one that is set says nothing against a server that is named.
+        spark = SparkOptions(None if remote else master or None, remote, scratch) if engine == "spark" else None
         return command(*args, spark=spark, **options)
 
     return with_spark
@@ -92,7 +101,8 @@ def _check(engine: str, context: click.Context) -> None:
             )
         if is_given and engine != "spark" and name in _SPARK_ONLY:
             raise click.UsageError(f"{parameter.opts[-1]} goes with --engine spark")
-    if context.params.get("master") is not None and context.params.get("remote") is not None:
+    given = [context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("master", "remote")]
+    if all(given):
         raise click.UsageError("give either --master or --remote")
 
 
