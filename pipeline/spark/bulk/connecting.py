@@ -88,7 +88,7 @@ def _remote_session(remote: str) -> SparkSession:
     missing = [name for name in _CONNECT_NEEDS if _is_missing(name)]
     if missing:
         raise EnvironmentFault(
-            f"Spark Connect needs {', '.join(missing)}, which is not installed", hint="pip install 'pyspark[connect]'"
+            f"Spark Connect needs {', '.join(missing)}, which is not installed", hint="pip install 'celeriac[connect]'"
         )
     if not _answers(f"{parts.hostname}:{parts.port or 15002}"):
         raise EnvironmentFault(
