@@ -72,9 +72,9 @@ def result_lines(result: Result) -> list[str]:
     facts = result.facts
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
     lines = [f"job {facts.record.job} {how}", f"  read: {_count(records_read(facts), 'record')}"]
-    lines += [f"  {sink.name}: {_published(published)}" for sink, published in result.sinks]
+    lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.sinks]
     plans = {sink.name: sink for sink in facts.record.plan.sinks}
-    lines += [f"  {name}: {_given(plans[name], count)}" for name, count in result.given.items()]
+    lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]
     for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
@@ -87,7 +87,7 @@ def result_lines(result: Result) -> list[str]:
     return lines
 
 
-def _given(sink: SinkPlan, count: int) -> str:
+def given_words(sink: SinkPlan, count: int) -> str:
     match sink.format:
         case "sql":
             kind = "replaced or added" if sink.options["mode"] == "upsert" else "added"
@@ -393,7 +393,7 @@ def _waits(worker: WorkerFacts) -> dict[str, str]:
     return found
 
 
-def _published(published: Published) -> str:
+def published_words(published: Published) -> str:
     files, records = _count(published.files, "file"), _count(published.records, "record")
     return f"{published.path} ({files}, {records})"
 
@@ -423,9 +423,14 @@ def _instant(milliseconds: int) -> str:
 
 
 def _letter_line(facts: JobFacts, letter: DeadLetter) -> str:
-    error = _printable(letter.error.strip().partition("\n")[0].rstrip())
-    place = _place(letter.traceback)
-    return f"    {_operator(facts, letter)}: {error[:_ERROR_CHARACTERS]}" + (f" ({place})" if place else "")
+    return error_line(_operator(facts, letter), letter.error, letter.traceback)
+
+
+def error_line(operator: str, error: str, trace: str) -> str:
+    """What was wrong with a record that was given up, in one line, with the place in the user's file."""
+    first = _printable(error.strip().partition("\n")[0].rstrip())
+    place = _place(trace)
+    return f"    {operator}: {first[:_ERROR_CHARACTERS]}" + (f" ({place})" if place else "")
 
 
 def _operator(facts: JobFacts, letter: DeadLetter) -> str:
