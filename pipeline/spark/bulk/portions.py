@@ -81,12 +81,16 @@ class FilePortions:
             if isinstance(self.source.form, TextFormat | JsonLinesFormat | CsvFormat):
                 cutter = LineCutter(self.source.form, split)
                 for lines in split_lines(split):
+                    if lane.is_full:
+                        break
                     writer.add(cutter.chunk(lines))
                     yield from lane.collected()
             else:
                 from pipeline.sources.parquetrows import split_rows
 
                 for chunk in split_rows(split, self.source.form):
+                    if lane.is_full:
+                        break
                     writer.add(chunk)
                     yield from lane.collected()
             writer.finish()
@@ -119,6 +123,12 @@ class CollectingLane:
         self._limits = limits
         self._first, self._end = wanted
         self._pieces: list[Piece] = []
+        self._numbers = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no record that may come is wanted."""
+        return self._end is not None and self._numbers >= self._end
 
     def lane(self, split: str) -> CollectingLane:
         return self
@@ -127,7 +137,7 @@ class CollectingLane:
         """Nobody waits for it."""
 
     def append(self, first: int, batch: Batch, place: Callable[[int], str]) -> None:
-        numbers = first - 1 + len(batch)
+        numbers = self._numbers = first - 1 + len(batch)
         start = min(max(0, self._first - (first - 1)), len(batch))
         stop = len(batch) if self._end is None else min(max(0, self._end - (first - 1)), len(batch))
         if (start, stop) != (0, len(batch)):
