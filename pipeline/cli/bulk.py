@@ -28,10 +28,9 @@ ENGINES: Final = ("celery", "spark")
 
 SHOWN_LETTERS: Final = 3
 
-_LIVE_ONLY: Final = (
-    "redis_url", "workers", "scaling", "job_id", "reader", "accept_loss", "savepoint_url", "allow_dropped",
-    "allow_edits", "node",
-)  # fmt: skip
+_FOR_SPARK: Final = frozenset({"target", "partitions", "engine", "master", "remote", "scratch", "quiet", "debug"})
+"""Parameters of the command that the Spark engine has a use for."""
+
 _SPARK_ONLY: Final = ("master", "remote", "scratch")
 
 
@@ -42,6 +41,11 @@ class SparkOptions:
     master: str | None
     remote: str | None
     scratch: Path | None
+
+    @property
+    def shown(self) -> str:
+        """Without what follows the address of a server: a token may be there."""
+        return (self.remote or self.master or "this machine").partition(";")[0]
 
     @property
     def is_elsewhere(self) -> bool:
@@ -82,7 +86,7 @@ def _check(engine: str, context: click.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and engine == "spark" and name in _LIVE_ONLY:
+        if is_given and engine == "spark" and name not in _FOR_SPARK:
             raise click.UsageError(
                 f"{parameter.opts[-1]} makes no sense with --engine spark, which has no Redis and no workers"
             )
@@ -107,7 +111,7 @@ def run_on_spark(target: str, partitions: int, spark: SparkOptions, screen: Scre
             with interrupts.immediate():
                 run.prepare()
                 console.update(_printers(run.plan, screen))
-                screen.note(f"run {run.job}: on Spark, {spark.remote or spark.master or 'on this machine'}")
+                screen.note(f"run {run.job}: Spark on {spark.shown}")
                 session = run.open(lambda: engine.open_session(spark.master, spark.remote))
                 result = _work(run, session, screen)
         except KeyboardInterrupt:

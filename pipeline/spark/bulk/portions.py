@@ -31,7 +31,7 @@ Range: TypeAlias = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive records of a split, as payload. `numbers` counts those of the split so far, wanted or not."""
+    """Some consecutive records of a split, as payload. `numbers`: the number of the last one, or of one left out."""
 
     split: str
     payload: bytes
@@ -81,19 +81,18 @@ class FilePortions:
             if isinstance(self.source.form, TextFormat | JsonLinesFormat | CsvFormat):
                 cutter = LineCutter(self.source.form, split)
                 for lines in split_lines(split):
-                    if lane.is_full:
-                        break
                     writer.add(cutter.chunk(lines))
                     yield from lane.collected()
+                    if lane.is_full(writer.count):
+                        break
             else:
                 from pipeline.sources.parquetrows import split_rows
 
                 for chunk in split_rows(split, self.source.form):
-                    if lane.is_full:
-                        break
                     writer.add(chunk)
                     yield from lane.collected()
-            writer.finish()
+                    if lane.is_full(writer.count):
+                        break
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +122,6 @@ class CollectingLane:
         self._limits = limits
         self._first, self._end = wanted
         self._pieces: list[Piece] = []
-        self._numbers = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no record that may come is wanted."""
-        return self._end is not None and self._numbers >= self._end
 
     def lane(self, split: str) -> CollectingLane:
         return self
@@ -137,7 +130,9 @@ class CollectingLane:
         """Nobody waits for it."""
 
     def append(self, first: int, batch: Batch, place: Callable[[int], str]) -> None:
-        numbers = self._numbers = first - 1 + len(batch)
+        numbers = first - 1 + len(batch)
+        if self._end is not None:
+            numbers = min(numbers, self._end)
         start = min(max(0, self._first - (first - 1)), len(batch))
         stop = len(batch) if self._end is None else min(max(0, self._end - (first - 1)), len(batch))
         if (start, stop) != (0, len(batch)):
@@ -147,6 +142,10 @@ class CollectingLane:
 
     def finish(self, count: int) -> None:
         """The pieces say it."""
+
+    def is_full(self, count: int) -> bool:
+        """Whether none is wanted behind the first `count`."""
+        return self._end is not None and count >= self._end
 
     def collected(self) -> Iterator[Piece]:
         """What was appended since the last call."""
