@@ -11,7 +11,8 @@ from pipeline.codec import decode_value, read_timer_member
 from pipeline.errors import PipelineError, SavepointError
 from pipeline.graph import Graph, Source
 from pipeline.keying import groups_of_partition
-from pipeline.plan import Plan, StagePlan
+from pipeline.loader import load_graph
+from pipeline.plan import Plan, StagePlan, compile_plan
 from pipeline.records import Timer
 from pipeline.savepoints.matching import match
 from pipeline.savepoints.reading import Savepoint
@@ -49,6 +50,18 @@ class SavepointSeed:
 def _groups(stage: StagePlan, partition: int) -> tuple[int, int] | None:
     groups = groups_of_partition(partition, stage.serving)
     return (groups[0], groups[-1]) if groups else None
+
+
+def begin_at(
+    url: str, target: str, *, allow_dropped: bool = False, allow_edits: bool = False
+) -> tuple[Ranges, SavepointSeed]:
+    """What a run of the pipeline's file needs to go on where the job of the savepoint has stopped.
+
+    Raises SavepointError, PipelineError, EnvironmentFault.
+    """
+    savepoint = open_savepoint(url, allow_edits=allow_edits)
+    plan = compile_plan(load_graph(target), 1, Limits())
+    return rest_of(savepoint, plan, allow_dropped=allow_dropped), SavepointSeed(savepoint.where)
 
 
 def open_savepoint(url: str, *, allow_edits: bool = False) -> Savepoint:

@@ -54,15 +54,9 @@ def write_savepoint(run: BulkRun, place: Place, name: str) -> Manifest:
 
 def positions(run: BulkRun) -> dict[str, dict[str, int]]:
     """Source -> split -> the number of its last record that was wanted and read; splits without one are left out."""
-    found: dict[str, dict[str, int]] = {}
-    for source, splits in run.facts.splits.items():
-        wanted = run.options.ranges.get(source, {})
-        for split, read in splits.items():
-            end = wanted.get(split, (0, None))[1]
-            last = read if end is None else min(read, end)
-            if last:
-                found.setdefault(source, {})[split] = last
-    return found
+    return {
+        source: {split: last for split, last in splits.items() if last} for source, splits in run.facts.splits.items()
+    }
 
 
 class _Handover:
