@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -30,7 +30,21 @@ MASTER_VARIABLE: Final = "CELERIAC_SPARK_MASTER"
 
 SHOWN_LETTERS: Final = 3
 
-_FOR_SPARK: Final = frozenset({"target", "partitions", "engine", "master", "remote", "scratch", "quiet", "debug"})
+_FOR_SPARK: Final = frozenset(
+    {
+        "target",
+        "partitions",
+        "engine",
+        "master",
+        "remote",
+        "scratch",
+        "savepoint_url",
+        "allow_dropped",
+        "allow_edits",
+        "quiet",
+        "debug",
+    }
+)
 """Parameters of the command that the Spark engine has a use for."""
 
 _SPARK_ONLY: Final = ("master", "remote", "scratch")
@@ -106,33 +120,62 @@ def _check(engine: str, context: click.Context) -> None:
         raise click.UsageError("give either --master or --remote")
 
 
-def run_on_spark(target: str, partitions: int, spark: SparkOptions, screen: Screen, interrupts: Interrupts) -> Exit:
-    """Runs the pipeline on Spark to its end and publishes its results. `partitions` 0: two for each core.
+@dataclass(frozen=True, slots=True)
+class OnSpark:
+    """A pipeline that is to run on Spark. `partitions` 0: two for each core."""
 
-    Raises what keeps it from starting by its type, JobFailed for what comes later.
-    """
-    engine = _engine()
-    console: dict[str, Callable[[Batch], None]] = {}
-    options = engine.BulkOptions(
-        partitions=partitions, scratch=spark.scratch, takers=console, note=screen.warn, shield=interrupts.deferred
-    )
-    with screen, engine.BulkRun(target, options, remote=spark.is_elsewhere) as run:
-        try:
-            with interrupts.immediate():
-                run.prepare()
-                console.update(_printers(run.plan, screen))
-                screen.note(f"run {run.job}: Spark on {spark.shown}")
-                session = run.open(lambda: engine.open_session(spark.master, spark.remote))
-                result = _work(run, session, screen)
-        except KeyboardInterrupt:
-            screen.warn(f"cancelled run {run.job}: nothing is published")
-            return Exit.INTERRUPTED
-        for line in result_lines(result):
-            screen.note(line)
-        return _report_letters(result, screen)
+    target: str
+    partitions: int
+    spark: SparkOptions
+    screen: Screen
+    interrupts: Interrupts
+
+    def run(self, more: Mapping[str, Any], then: Callable[[BulkRun], list[str]] = lambda _: []) -> Exit:
+        """Runs it and publishes its results; `then` comes last, and says what it has done.
+
+        `more`: further options of the run. Raises what keeps it from starting by its type, JobFailed for what comes
+        later.
+        """
+        engine = need_engine()
+        screen, spark, interrupts = self.screen, self.spark, self.interrupts
+        console: dict[str, Callable[[Batch], None]] = {}
+        options = engine.BulkOptions(
+            partitions=self.partitions,
+            scratch=spark.scratch,
+            takers=console,
+            note=screen.warn,
+            shield=interrupts.deferred,
+            **more,
+        )
+        with screen, engine.BulkRun(self.target, options, remote=spark.is_elsewhere) as run:
+            try:
+                with interrupts.immediate():
+                    run.prepare()
+                    console.update(_printers(run.plan, screen))
+                    screen.note(f"run {run.job}: Spark on {spark.shown}")
+                    session = run.open(lambda: engine.open_session(spark.master, spark.remote))
+                    result, words = _work(run, session, screen, then)
+            except KeyboardInterrupt:
+                screen.warn(f"cancelled run {run.job}: nothing is published")
+                return Exit.INTERRUPTED
+            for line in [*result_lines(result), *words]:
+                screen.note(line)
+            return _report_letters(result, screen)
 
 
-def _engine() -> Any:
+def run_on_spark(job: OnSpark, savepoint_url: str | None, *, allow_dropped: bool, allow_edits: bool) -> Exit:
+    """Runs it to its end, from its beginning or from a savepoint. Raises as `OnSpark.run`, SavepointError."""
+    if savepoint_url is None:
+        return job.run({})
+    need_engine()
+    from pipeline.spark.bulk.beginning import begin_at
+
+    ranges, seed = begin_at(savepoint_url, job.target, allow_dropped=allow_dropped, allow_edits=allow_edits)
+    return job.run({"ranges": ranges, "seed": seed, "leaves_followed": True})
+
+
+def need_engine() -> Any:
+    """The module of the engine. Raises EnvironmentFault when Spark is not installed."""
     try:
         from pipeline.spark.bulk import engine
     except ModuleNotFoundError as error:
@@ -140,13 +183,15 @@ def _engine() -> Any:
     return engine
 
 
-def _work(run: BulkRun, session: Any, screen: Screen) -> BulkResult:
+def _work(
+    run: BulkRun, session: Any, screen: Screen, then: Callable[[BulkRun], list[str]]
+) -> tuple[BulkResult, list[str]]:
     def tell(stage: StagePlan) -> None:
         screen.note(f"stage {stage.name} is computed")
 
     try:
         run.compute(session, tell)
-        return run.publish()
+        return run.publish(), then(run)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except CeleriacError as error:

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from pipeline.cli.autoscale import autoscale, scaling_options
-from pipeline.cli.bulk import SparkOptions, run_on_spark, spark_options
+from pipeline.cli.backfilling import backfill
+from pipeline.cli.bulk import OnSpark, SparkOptions, run_on_spark, spark_options
 from pipeline.cli.control import drain, history, pause, unpause
 from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
@@ -73,7 +74,7 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
-    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves,
+    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves, backfill,
 ):  # fmt: skip
     celeriac.add_command(_group)
 
@@ -122,8 +123,9 @@ def run(
     With --engine spark it runs in bulk on Spark, without Redis and workers, with the same results.
     """
     if spark is not None:
+        job = OnSpark(target, partitions or 0, spark, Screen(quiet), interrupts)
         with interrupts.deferred():
-            return run_on_spark(target, partitions or 0, spark, Screen(quiet), interrupts)
+            return run_on_spark(job, savepoint_url, allow_dropped=allow_dropped, allow_edits=allow_edits)
     if accept_loss and job_id is None:
         raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
     if savepoint_url is None and (allow_dropped or allow_edits):

@@ -167,9 +167,12 @@ def digest_of(place: Place, name: str, path: str) -> str:
     return digest.hexdigest()
 
 
-def read_rows(place: Place, name: str, table: str, path: str) -> Iterator[list[dict[str, Any]]]:
+def read_rows(
+    place: Place, name: str, table: str, path: str, groups: tuple[int, int] | None = None
+) -> Iterator[list[dict[str, Any]]]:
     """Pages of rows of one file. Columns are found by their names; others than ours are left out.
 
+    `groups`: the first and the last key group that are wanted; others may come all the same.
     Raises SavepointError for a file that cannot be read, or lacks a column, or has one of a foreign type.
     """
     where = f"{place.url.rstrip('/')}/{name}/{path}"
@@ -180,7 +183,21 @@ def read_rows(place: Place, name: str, table: str, path: str) -> Iterator[list[d
             missing = [column for column in schema.names if column not in file.schema_arrow.names]
             if missing:
                 raise SavepointError(f"{where} has no column {missing[0]!r}")
-            for batch in file.iter_batches(batch_size=5_000, columns=schema.names):
+            for batch in file.iter_batches(5_000, _row_groups(file, groups), columns=schema.names):
                 yield pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SavepointError(f"{where} cannot be read: {error}") from error
+
+
+def _row_groups(file: Any, groups: tuple[int, int] | None) -> list[int]:
+    """Those that may hold rows of these key groups, by what the file says of itself."""
+    numbers = list(range(file.metadata.num_row_groups))
+    if groups is None:
+        return numbers
+    column = file.schema_arrow.names.index("group")
+    found = []
+    for number in numbers:
+        facts = file.metadata.row_group(number).column(column).statistics
+        if facts is None or not facts.has_min_max or (facts.min <= groups[1] and groups[0] <= facts.max):
+            found.append(number)
+    return found

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from msgspec import structs
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ from pyspark.sql import SparkSession
 from pipeline.api import Pipeline
 from pipeline.errors import EnvironmentFault, PipelineError, RecordFailed
 from pipeline.graph import Graph
-from pipeline.plan import Plan, SinkPlan, StagePlan, compile_plan
+from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, compile_plan
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, file_sinks
 from pipeline.records import Batch, Timer
@@ -60,7 +61,7 @@ from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.portions import Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
-from pipeline.spark.bulk.sources import check_sources, open_sources
+from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
 
 _PIPELINE_LETTERS: Final = 64
 
@@ -78,6 +79,9 @@ class BulkOptions:
         runs elsewhere, one beside the first file sink.
     takers: sink -> function that gets its batches here, in order, in the place of what the sink does.
     ranges: source -> split -> which of its records are wanted: how many are left out, and how many up to the end.
+    leaves_followed: sources that are no files and no iterables are left out: they begin with a live job.
+    results: a folder below which each file sink is published, in the place of its own; what streams and the console
+        would get is written there as JSON Lines.
     note: told what a person may want to know. shield: entered while what was begun is cleared away.
     """
 
@@ -87,6 +91,8 @@ class BulkOptions:
     takers: Mapping[str, Callable[[Batch], Any]] = field(default_factory=dict)
     seed: Seed | None = None
     ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
+    leaves_followed: bool = False
+    results: Path | None = None
     keeps_state: bool = False
     ends_input: bool = True
     note: Callable[[str], None] = _silent
@@ -162,9 +168,9 @@ class BulkRun:
         Raises PipelineError, InputError, SinkError, EnvironmentFault.
         """
         self.graph, self._definition = define(self._subject)
-        self.plan = compile_plan(self.graph, max(1, self.options.partitions), self.options.limits)
+        self.plan = self._compiled(max(1, self.options.partitions))
         self.job = self.job or _job_name(self.plan.pipeline)
-        check_sources(self.graph)
+        left = self._left_out()
         self._check_sinks()
         check_targets(self.plan)
         check_effects(self.graph, self.plan)
@@ -172,7 +178,7 @@ class BulkRun:
         self._scratch = self._make_scratch()
         for sink in file_sinks(self.plan):
             self._stack.callback(discard, sink, self.job)
-        self._portions, doubts = open_sources(self.graph, self._scratch, self.plan.limits, self.options.ranges)
+        self._portions, doubts = open_sources(self.graph, self._scratch, self.plan.limits, self.options.ranges, left)
         for doubt in doubts:
             self.options.note(f"warning: {doubt}")
 
@@ -229,7 +235,7 @@ class BulkRun:
 
     def _compute(self, session: SparkSession, on_stage: Callable[[StagePlan], None] | None) -> None:
         if not self.options.partitions:
-            self.plan = compile_plan(self.graph, default_partitions(session), self.options.limits)
+            self.plan = self._compiled(default_partitions(session))
         tasks = {stage.index: self._task(stage) for stage in self.plan.stages}
         frames = Frames(session, self.plan, tasks, self._portions, self._scratch)
         with tuned(session):
@@ -239,6 +245,27 @@ class BulkRun:
                     self._folders[stage.index] = folder
                     if on_stage is not None:
                         on_stage(stage)
+
+    def _compiled(self, partitions: int) -> Plan:
+        plan = compile_plan(self.graph, partitions, self.options.limits)
+        folder = self.options.results
+        return plan if folder is None else structs.replace(plan, sinks=tuple(_redirected(plan.sinks, folder)))
+
+    def _left_out(self) -> frozenset[str]:
+        """Sources that are not read. Raises PipelineError when there is no other, or one that cannot be read."""
+        if not self.options.leaves_followed:
+            check_sources(self.graph)
+            return frozenset()
+        followed = followed_sources(self.graph)
+        sources = frozenset(stage.name for stage in self.plan.stages if not stage.keyed)
+        if followed == sources:
+            raise PipelineError(
+                f"there is no history to read: {', '.join(sorted(sources))} can be read live only",
+                hint="add a source of files, or an iterable, and join the two by union",
+            )
+        for name in sorted(followed):
+            self.options.note(f"source {name} is not read here: it begins with the live job")
+        return followed
 
     def _task(self, stage: StagePlan) -> StageTask:
         assert self._definition is not None
@@ -312,6 +339,15 @@ class BulkRun:
             raise EnvironmentFault(f"no scratch folder can be made: {error}", hint="give one: --scratch DIR") from error
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
+
+
+def _redirected(sinks: tuple[SinkPlan, ...], folder: Path) -> Iterator[SinkPlan]:
+    for sink in sinks:
+        path = str(folder.absolute() / sink.name)
+        if sink.format in STREAM_FORMATS:
+            yield SinkPlan(sink.name, "jsonl", path, {}, sink.key_field)
+        else:
+            yield structs.replace(sink, path=path) if sink.format in FILE_FORMATS else sink
 
 
 def _printer(sink: SinkPlan) -> Callable[[Batch], None]:

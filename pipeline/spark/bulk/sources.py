@@ -44,10 +44,21 @@ def check_sources(graph: Graph) -> None:
             )
 
 
+def followed_sources(graph: Graph) -> frozenset[str]:
+    """Those whose position is another one than the number of a record: all but files that are there, and iterables."""
+    return frozenset(node.name for node in _sources(graph) if node.spec.items is None and _needs_redis(node))
+
+
 def open_sources(
-    graph: Graph, folder: Path, limits: Limits, ranges: Mapping[str, Mapping[str, Range]]
+    graph: Graph,
+    folder: Path,
+    limits: Limits,
+    ranges: Mapping[str, Mapping[str, Range]],
+    left_out: frozenset[str] = frozenset(),
 ) -> tuple[dict[str, Portions], list[str]]:
     """Source -> its portions, and what looks doubtful in them. `ranges`: source -> split -> the records wanted.
+
+    Those that are `left_out` have none.
 
     Runs the functions of iterable and generator sources, in this thread, once. Raises InputError, PipelineError,
     SinkError when the folder cannot be written.
@@ -56,7 +67,9 @@ def open_sources(
     doubts = []
     for node in _sources(graph):
         wanted = ranges.get(node.name, {})
-        if node.spec.items is not None or node.spec.format == "generator":
+        if node.name in left_out:
+            found[node.name] = StagedPortions(())
+        elif node.spec.items is not None or node.spec.format == "generator":
             found[node.name] = _staged(node, folder, limits, wanted)
         else:
             files = open_files(node.spec)
