@@ -35,6 +35,8 @@ def parse_key(text: str) -> Any:
 
 
 def _is_json(text: str) -> bool:
+    if text[:1].isalpha():
+        return False  # only true, false and null begin so; and a look is cheaper than an exception
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
