@@ -92,7 +92,7 @@ def _check_append(overwrite: bool) -> None:
 
 
 def _check_columns(use: Use, schema: StructType) -> None:
-    wanted = StructType.fromDDL(SCHEMAS[use])
-    if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in wanted]:
+    wanted = [tuple(column.lower().replace("`", "").split(" ")) for column in SCHEMAS[use].split(", ")]
+    if [(field.name, field.dataType.simpleString()) for field in schema] != wanted:
         name = next(name for name, each in TABLES.items() if each is use)
         raise ReadingError(f"the table {name!r} has columns of its own", hint=f"leave the schema out: {SCHEMAS[use]}")
