@@ -90,6 +90,8 @@ def fault_of(call: Any) -> Any:
 
 def forget_newest_commit(checkpoint: Path) -> None:
     """As if the driver had died when the sink had the newest batch, and Spark's log did not say so yet."""
-    newest = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdecimal()), key=lambda at: int(at.name))
+    newest = max(
+        (path for path in (checkpoint / "commits").iterdir() if path.name.isdecimal()), key=lambda at: int(at.name)
+    )
     newest.unlink()
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)

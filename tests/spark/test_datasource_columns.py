@@ -49,7 +49,8 @@ SCALARS = (
     | st.datetimes(timezones=st.just(UTC))
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4),
 )
 KEYS = st.text() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.tuples(st.text(), st.integers(0, 9))
 
@@ -69,7 +70,9 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
 
     import msgspec
 
-    again = [encode_value(msgspec.json.decode(row["value"])) if row["packed"] is None else row["packed"] for row in table]
+    again = [
+        encode_value(msgspec.json.decode(row["value"])) if row["packed"] is None else row["packed"] for row in table
+    ]
     assert again == stored
     assert [parse_key(row["key"]) for row in table] == keys
     assert [row["position"] for row in table] == list(range(7, 7 + len(values)))
@@ -99,7 +102,13 @@ def test_columns_of_a_schema_come_from_the_value() -> None:
             ("key", pa.int64()),
         ]
     )
-    value = {"n": 1, "day": "2024-02-29", "price": "1.5", "deep": [{"a": 2, "b": "2024-01-01"}, None], "names": {"x": 1}}
+    value = {
+        "n": 1,
+        "day": "2024-02-29",
+        "price": "1.5",
+        "deep": [{"a": 2, "b": "2024-01-01"}, None],
+        "names": {"x": 1},
+    }
 
     [row] = ResultColumns(schema, "json").batch(rows_of([value], [5])).to_pylist()
 
@@ -148,7 +157,11 @@ def test_a_value_that_is_no_object_has_no_columns() -> None:
     ("use", "given", "message"),
     [
         (Use.RESULTS, {"jub": "j"}, "spark.read of results has no option 'jub'"),
-        (Use.RESULTS, {"job": "j", "order_by": "n"}, "option 'order_by' does not belong to spark.read of results, but to df"),
+        (
+            Use.RESULTS,
+            {"job": "j", "order_by": "n"},
+            "option 'order_by' does not belong to spark.read of results, but to df",
+        ),
         (Use.RESULTS, {}, "spark.read of results needs option 'job'"),
         (Use.RESULTS, {"job": "j", "start": "0"}, "option 'start' cannot be '0'"),
         (Use.RESULTS, {"job": "j", "value_as": "xml"}, "option 'value_as' cannot be 'xml'"),
@@ -187,7 +200,11 @@ def frame_schema(**columns: Any) -> Any:
         (frame_schema(n=pa.int32()), {"order_by": "m"}, "option 'order_by': the frame has no column 'm'"),
         (frame_schema(value=pa.int32(), other=pa.int32()), {}, "beside a column 'value' there may be .* not 'other'"),
         (frame_schema(value=pa.int32(), key=pa.string()), {}, "the source takes no keys"),
-        (frame_schema(value=pa.int32(), time=pa.string()), {}, "column 'time' is string; a record's time is a timestamp"),
+        (
+            frame_schema(value=pa.int32(), time=pa.string()),
+            {},
+            "column 'time' is string; a record's time is a timestamp",
+        ),
         (frame_schema(value=pa.int32()), {"value_as": "json"}, "option 'value_as' is about a column 'value' of text"),
     ],
 )

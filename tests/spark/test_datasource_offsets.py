@@ -9,18 +9,18 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402
-from pyspark.sql.types import LongType, StructField, StructType  # noqa: E402
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import LongType, StructField, StructType
 
-from pipeline.errors import JobRestored, ReadingError, StaleReader, TailLost, UnknownJob  # noqa: E402
-from pipeline.lifecycle import JobState  # noqa: E402
-from pipeline.spark.datasource.options import Use, parse  # noqa: E402
-from pipeline.spark.datasource.results import ResultReader, ResultStream  # noqa: E402
-from pipeline.store import keys  # noqa: E402
-from pipeline.store.outputs import remove_reader  # noqa: E402
-from pipeline.store.scripts import Scripts  # noqa: E402
-from tests.runtime.harness import LocalJob  # noqa: E402
-from tests.spark.frames import a_job  # noqa: E402
+from pipeline.errors import JobRestored, ReadingError, StaleReader, TailLost, UnknownJob
+from pipeline.lifecycle import JobState
+from pipeline.spark.datasource.options import Use, parse
+from pipeline.spark.datasource.results import ResultReader, ResultStream
+from pipeline.store import keys
+from pipeline.store.outputs import remove_reader
+from pipeline.store.scripts import Scripts
+from tests.runtime.harness import LocalJob
+from tests.spark.frames import a_job
 
 SCHEMA = StructType([StructField("position", LongType())])
 ALL = ReadAllAvailable()

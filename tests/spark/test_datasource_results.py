@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pipeline.codec import decode_value  # noqa: E402
-from pipeline.errors import ReadingError, StoreUnavailable, UnknownJob, UnsuitableServer  # noqa: E402
-from pipeline.spark import register  # noqa: E402
-from tests.runtime.harness import LocalJob  # noqa: E402
-from tests.spark.frames import a_job, fault_of, forget_newest_commit, loaded, streamed  # noqa: E402
+from pipeline.codec import decode_value
+from pipeline.errors import ReadingError, StoreUnavailable, UnknownJob, UnsuitableServer
+from pipeline.spark import register
+from tests.runtime.harness import LocalJob
+from tests.spark.frames import a_job, fault_of, forget_newest_commit, loaded, streamed
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -39,7 +39,17 @@ def fill(job: LocalJob, first: int, count: int, entry_records: int = 7) -> None:
 
 
 def test_all_results_come_with_key_value_place_and_partition(session: Any, job: LocalJob) -> None:
-    odd = [None, True, 2**63, -1.5, "é\n", b"\x00\xff", [1, {"a": None}], {"k": "s", "x": 1.0}, datetime(2020, 1, 1, tzinfo=UTC)]
+    odd = [
+        None,
+        True,
+        2**63,
+        -1.5,
+        "é\n",
+        b"\x00\xff",
+        [1, {"a": None}],
+        {"k": "s", "x": 1.0},
+        datetime(2020, 1, 1, tzinfo=UTC),
+    ]
     job.send(odd)
     job.run_until_idle()
 

@@ -10,27 +10,25 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In  # noqa: E402
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType  # noqa: E402
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from pipeline.errors import DecodingError, ReadingError  # noqa: E402
-from pipeline.savepoints.export import take_savepoint  # noqa: E402
-from pipeline.savepoints.manifest import new_name  # noqa: E402
-from pipeline.savepoints.places import LocalPlace  # noqa: E402
-from pipeline.spark import register  # noqa: E402
-from pipeline.spark.datasource.options import Use, parse  # noqa: E402
-from pipeline.spark.datasource.tables import PushingSavepointReader, PushingStateReader, keys_of  # noqa: E402
-from tests.runtime.harness import LocalJob  # noqa: E402
-from tests.spark.frames import a_job, fault_of, loaded  # noqa: E402
+from pipeline.errors import ReadingError
+from pipeline.savepoints.export import take_savepoint
+from pipeline.savepoints.manifest import new_name
+from pipeline.savepoints.places import LocalPlace
+from pipeline.spark import register
+from pipeline.spark.datasource.options import Use, parse
+from pipeline.spark.datasource.tables import PushingSavepointReader, PushingStateReader, keys_of
+from tests.runtime.harness import LocalJob
+from tests.spark.frames import a_job, fault_of, loaded
 
 pytestmark = pytest.mark.timeout(180)
 
 TEXTS = ("stage", "operator", "key", "value", "result")
 STATE = StructType(
     [
-        StructField(
-            name, IntegerType() if name == "group" else BinaryType() if name == "packed" else StringType()
-        )
+        StructField(name, IntegerType() if name == "group" else BinaryType() if name == "packed" else StringType())
         for name in ("stage", "operator", "group", "key", "value", "packed", "result")
     ]
 )
@@ -76,7 +74,7 @@ def test_every_key_of_every_operator_is_a_row_with_its_result(job: LocalJob, tas
     assert [(row["stage"], row["result"]) for row in means] == [("by", "1.0")]
     assert means[0]["value"] != means[0]["result"]
     counted = rows_of(a_state(job, operator="counted"))
-    assert {row["key"]: row["value"] for row in counted} == {**dict.fromkeys(SHOWN, "3"), "a": "4"}
+    assert {row["key"]: row["value"] for row in counted} == dict.fromkeys(SHOWN, "3")
 
 
 @pytest.mark.parametrize(
@@ -139,10 +137,12 @@ def test_spark_reads_all_tables_and_hands_conditions_over(
     register(spark)
     path = save(job, tmp_path)
 
-    state = loaded(spark, job.url, table="state", operator="counted").filter("key in ('a', '1') and result > 3")
-    assert [(row.key, row.result) for row in state.collect()] == [("a", "4")]
+    state = loaded(spark, job.url, table="state", operator="counted").filter("key in ('a', 'none') and result > 2")
+    assert [(row.key, row.result) for row in state.collect()] == [("a", "3")]
     state.explain()
-    assert "In(key" in capsys.readouterr().out.replace("key IN", "In(key")
+    plan = capsys.readouterr().out
+    assert "result" in plan
+    assert "none" not in plan  # the condition on keys is not Spark's to check any more
 
     saved = spark.read.format("pipeline").option("table", "savepoint").load(path)
     assert saved.filter("operator = 'counted' and key = 'é'").select("value").collect()[0].value == "3"
