@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline import Pipeline, count, mean, read, write
 from pipeline.settings import Limits
 from pipeline.spark import error_behind
@@ -79,13 +81,11 @@ def outputs(job: LocalJob, stream: str = "out") -> Iterable[Any]:
 
 def fault_of(call: Any) -> Any:
     """The error of ours behind the exception that a call of Spark raises."""
-    try:
+    with pytest.raises(Exception) as caught:
         call()
-    except Exception as error:
-        found = error_behind(error)
-        assert found is not None, error
-        return found
-    raise AssertionError("nothing was raised")
+    found = error_behind(caught.value)
+    assert found is not None, caught.value
+    return found
 
 
 def forget_newest_commit(checkpoint: Path) -> None:

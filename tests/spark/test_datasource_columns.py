@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,8 +69,6 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
     stored = [encode_value(value) for value in values]
 
     table = ResultColumns(RESULTS, "json").batch(rows_of([decode_value(data) for data in stored], keys)).to_pylist()
-
-    import msgspec
 
     again = [
         encode_value(msgspec.json.decode(row["value"])) if row["packed"] is None else row["packed"] for row in table
@@ -299,16 +299,27 @@ def test_an_attempt_with_other_rows_is_refused_before_it_sends_any(job: LocalJob
 
 def test_a_piece_of_a_chunk_is_found_again(redis_url: str) -> None:
     with a_job(redis_url, Limits(inbox_records=80)) as job:  # so that an append takes 10 at most
-        numbers = list(range(25))
-        with pytest.raises(InboxFull, match="write 'x': the inbox"):
+        with pytest.raises(InboxFull, match="write 'x': the inbox") as caught:
             attempt(job, 0).add(chunk(*range(200)))
+        assert "full_timeout_seconds" in caught.value.hint
         job.run_until_idle()
-        before = len(list(outputs(job)))
-        again = attempt(job, 0)
-        assert 0 < before < 200
-        with pytest.raises(ProducerError, match="are not those that are in the job"):
-            again.add(chunk(*reversed(range(200))))
-        assert len(numbers) == 25
+        with pytest.raises(ProducerError, match="its first 80 rows are not those that are in the job"):
+            attempt(job, 0).add(chunk(*range(79), 80, 79, *range(81, 200)))
+        for _ in range(2):
+            with contextlib.suppress(InboxFull):
+                attempt(job, 0).add(chunk(*range(200)))
+            job.run_until_idle()
+        assert attempt(job, 0).lane.taken == 200
+
+
+def test_what_cannot_be_stored_is_a_dead_letter_that_says_where_it_stood(job: LocalJob) -> None:
+    rows = Records(Batch([{"n": 1}, {"n": 2**70}, {"n": 3}]), None, [1, 2, 3])
+    for _ in range(2):
+        attempt(job, 0).add(rows)
+
+    assert [value["n"] for value in outputs(job)] == [1, 3]
+    [letter] = job.letters()
+    assert "write 'x', row 2: " in letter.error
 
 
 def test_a_staged_batch_is_closed_once_and_keeps_its_rows(tmp_path: Path) -> None:

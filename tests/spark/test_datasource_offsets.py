@@ -192,7 +192,7 @@ def test_a_lost_tail_halts_the_job_and_one_that_was_accepted_is_told(job: LocalJ
     assert job.jobs.state("j") is JobState.FAILED
 
     job.client.hincrby(keys.job("j"), "generation", 1)
-    with pytest.raises(JobRestored, match="goes on under generation 1 .* reader 'r' had read up to result 20"):
+    with pytest.raises(JobRestored, match=r"goes on under generation 1 .* reader 'r' had read up to result 20"):
         a_stream(job).latestOffset(end, ALL)
     with pytest.raises(JobRestored, match="goes on under generation 1"):
         positions(stream, parts)

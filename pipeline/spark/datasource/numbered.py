@@ -19,7 +19,7 @@ from pipeline.spark.datasource.records import Records
 from pipeline.store.senders import Feed, FeedAddress, Lane
 
 _DIGEST_BYTES: Final = 16
-_pack = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +108,14 @@ class NumberedRows:
         digest = self._digest.copy()
         digest.update(_pack(tuple(None if column is None else column[:count] for column in content)))
         return str(digest.hexdigest())
+
+
+def _pack(content: Any) -> bytes:
+    """Bytes for a digest, also of what cannot be stored and becomes a dead letter: an integer of more than 64 bits."""
+    try:
+        return _encoder.encode(content)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return repr(content).encode("utf-8", "backslashreplace")
 
 
 def send_rows(address: FeedAddress, split: str, batch: int, what: str, rows: Iterator[Records]) -> int:
