@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from tests.docs.pages import DOCS, blocks_of
 from tests.runtime.harness import LocalJob
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_the_page_about_the_data_source_runs_from_top_to_bottom(spark: Any, redis_url: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.spark import register
 from tests.runtime.harness import LocalJob
 from tests.spark.frames import a_job, fault_of, forget_newest_commit, loaded, streamed
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from pipeline.spark.datasource.tables import PushingSavepointReader, PushingStat
 from tests.runtime.harness import LocalJob
 from tests.spark.frames import a_job, fault_of, loaded
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 TEXTS = ("stage", "operator", "key", "value", "result")
 STATE = StructType(

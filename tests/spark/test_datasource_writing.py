@@ -22,7 +22,7 @@ from pipeline.store import keys
 from tests.runtime.harness import LocalJob
 from tests.spark.frames import a_job, fault_of, forget_newest_commit, in_order, numbers, outputs, save
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 KEYS = [f"k{number}" for number in range(5)]
 
