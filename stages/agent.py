@@ -27,8 +27,10 @@ from stages.supervision import (
     ChildStatus,
     Done,
     Restart,
+    Starter,
     StoreWatch,
     decide_restart,
+    execute,
     is_cut_off,
     is_silent,
 )
@@ -50,10 +52,15 @@ class Agent:
     """
 
     def __init__(
-        self, specs: Iterable[ChildSpec], store: AgentStore, clock: Callable[[], float] = time.monotonic
+        self,
+        specs: Iterable[ChildSpec],
+        store: AgentStore,
+        clock: Callable[[], float] = time.monotonic,
+        starter: Starter = execute,
     ) -> None:
         self._store = store
         self._clock = clock
+        self._starter = starter
         self._watch = StoreWatch()
         self._poll = select.poll()
         # Guards the table and the requests below; a Child itself is changed by the agent's thread only.
@@ -170,7 +177,7 @@ class Agent:
         child.kill()
 
     def _spawn(self, child: Child, now: float) -> None:
-        child.spawn(now)
+        child.spawn(now, self._starter)
         self._poll.register(child.pidfd, select.POLLIN)
         logger.info(
             "started role=%s child=%s pid=%d incarnation=%s",

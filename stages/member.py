@@ -39,9 +39,10 @@ from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.nursery import Forking, Nursery
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
-from stages.supervision import WORKER, ChildSpec
+from stages.supervision import PYTHON, WORKER, ChildSpec, Starter
 
 LOOK_SECONDS: Final = 0.5
 STORE_SECONDS: Final = 1.0
@@ -142,7 +143,7 @@ class JobWatch:
         self._told = kind
 
 
-def run_member(settings: MemberSettings, stop: threading.Event) -> None:
+def run_member(settings: MemberSettings, stop: threading.Event, starter: Starter) -> None:
     """Serves the job whenever it works, until `stop`, or until it is to leave. Raises StoreError, EnvironmentFault."""
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
@@ -152,7 +153,7 @@ def run_member(settings: MemberSettings, stop: threading.Event) -> None:
     while not stop.is_set():
         if watch.works():
             has_served = True
-            if _serve(settings, watch, link, stop):
+            if _serve(settings, watch, link, stop, starter):
                 return
         elif not (watch.is_publishing and _publish(publisher)) and settings.is_once and has_served:
             return
@@ -171,7 +172,7 @@ def _publish(publisher: ResultPublisher) -> bool:
     return True
 
 
-def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event) -> bool:
+def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event, starter: Starter) -> bool:
     """Keeps workers running until the job works no more, or the node is to leave: then True.
 
     The agent belongs to this thread, the watch to another.
@@ -181,7 +182,7 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         specs = [
             worker_spec(settings, name, earlier.get(name, 0), wanted_for(rollout, name)) for name in settings.workers
         ]
-        agent = Agent(specs, link)
+        agent = Agent(specs, link, starter=starter)
     except (StoreUnavailable, UnknownJob):
         return False  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
@@ -249,7 +250,7 @@ def _count(text: str) -> int:
 
 
 def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wanted | None = None) -> ChildSpec:
-    """A worker's process. No module of the current folder may shadow ours."""
+    """A worker's process."""
     variables = {
         "CELERIAC_REDIS": settings.redis_url,
         "CELERIAC_JOB": settings.job,
@@ -257,9 +258,8 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
         "CELERIAC_WORKER": name,
         "CELERIAC_NODE": settings.node,
     }
-    argv = (sys.executable, "-P", "-m", "stages.main")
     version = wanted.encode() if wanted else ""
-    return ChildSpec(name, argv, variables, WORKER, True, _OUTPUT, earlier, version)
+    return ChildSpec(name, (*PYTHON, "stages.main"), variables, WORKER, True, _OUTPUT, earlier, version)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:
@@ -268,15 +268,18 @@ def _scripts(settings: MemberSettings) -> Scripts:
 
 def main() -> int:
     """Runs until SIGTERM or SIGINT; 3 when it cannot start."""
+    nursery = Nursery.open()  # first of all: its processes begin as this one is now
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        run_member(MemberSettings.from_environment(os.environ), stop)
+        run_member(MemberSettings.from_environment(os.environ), stop, Forking(nursery))
     except CeleriacError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return _NOT_STARTED
+    finally:
+        nursery.close()
     return 0
 
 

@@ -29,9 +29,10 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.nursery import Forking, Nursery
 from stages.rolling import Rolling
 from stages.sizing import Sizing
-from stages.supervision import WORKER, ChildSpec, ChildState, ChildStatus
+from stages.supervision import PYTHON, WORKER, ChildSpec, ChildState, ChildStatus, Starter
 
 LEADER: Final = "leader"
 SOURCE: Final = "source"
@@ -45,7 +46,6 @@ WATCH_SECONDS: Final = 0.25
 STORE_SECONDS: Final = 1.0
 """An agent that waits longer for Redis would look after its children too late."""
 
-_PYTHON: Final = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
 _FAULTY_SETTINGS: Final = 2
 _NOT_STARTED: Final = 3
 
@@ -54,6 +54,7 @@ _log = logging.getLogger(__name__)
 
 def main() -> int:
     """Runs until SIGTERM, or until the parent is gone, and returns the exit code."""
+    nursery = Nursery.open()  # first of all: its processes begin as this one is now
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,17 +65,19 @@ def main() -> int:
         except DecodingError as error:
             _log.error("%s", error)
             return _FAULTY_SETTINGS
-        return run_node(settings, stop)
+        return run_node(settings, stop, Forking(nursery))
     except CeleriacError as error:
         _log.error("%s (%s)", error, error.hint)
         return _NOT_STARTED
+    finally:
+        nursery.close()
 
 
-def run_node(settings: NodeSettings, stop: threading.Event) -> int:
+def run_node(settings: NodeSettings, stop: threading.Event, starter: Starter) -> int:
     """Starts the children and looks after them until `stop`. Raises EnvironmentFault when one cannot be started."""
     link = AgentLink(_scripts(settings), settings.job)
     wanted = wanted_versions(link, stop)
-    agent = Agent(child_specs(settings, earlier_incarnations(link, stop), wanted), link)
+    agent = Agent(child_specs(settings, earlier_incarnations(link, stop), wanted), link, starter=starter)
     watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
     threads = [threading.Thread(target=watch.run, args=(stop,), name="watch")]
     rolling = Rolling(agent, AgentLink(_scripts(settings), settings.job), partial(named_spec, settings), wanted)
@@ -130,7 +133,7 @@ def child_specs(
     common, logs = _common(settings), Path(settings.logs)
     # One name for all incarnations, so that each finds the queue of the one before.
     leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
-    leader = ChildSpec("leader", (*_PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")
+    leader = ChildSpec("leader", (*PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")
     specs = [leader] if settings.workers else []  # one without workers feeds a job that others lead
     for number in range(settings.workers):
         spec = worker_spec(settings, number, earlier)
@@ -138,7 +141,7 @@ def child_specs(
     for number, source in enumerate(settings.sources):
         name = f"source {source}"
         env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
-        argv = (*_PYTHON, "pipeline.sources.main")
+        argv = (*PYTHON, "pipeline.sources.main")
         specs.append(ChildSpec(name, argv, env, SOURCE, False, logs / f"source{number}.log"))
     return specs
 
@@ -153,7 +156,7 @@ def worker_spec(settings: NodeSettings, number: int, earlier: Mapping[str, int] 
         "CELERIAC_POOL": POOL if settings.is_scaled else "",
     }
     log = Path(settings.logs) / f"{name}.log"
-    return ChildSpec(name, (*_PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
+    return ChildSpec(name, (*PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
 
 
 def named_spec(settings: NodeSettings, name: str, wanted: Wanted | None) -> ChildSpec:

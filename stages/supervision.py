@@ -9,10 +9,13 @@ import enum
 import math
 import os
 import secrets
+import select
 import signal
 import subprocess
+import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +24,7 @@ from pipeline.embedded.process import die_with_parent
 from pipeline.errors import EnvironmentFault
 
 WORKER = "worker"
+PYTHON = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
 INCARNATION_VARIABLE = "CELERIAC_INCARNATION"
 
 HEALTHY_SECONDS = 10.0  # a child that lived longer did not die of its start
@@ -52,6 +56,27 @@ class ChildSpec:
     log: Path
     earlier: int = 0
     version: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module of ours that it runs, or nothing for another program."""
+        return self.argv[-1] if self.argv[:-1] == PYTHON else ""
+
+
+class Process(Protocol):
+    """One that was started, alive or not."""
+
+    @property
+    def pid(self) -> int:
+        """It belongs to nobody else until `wait` has returned."""
+
+    def wait(self) -> int:
+        """The exit code of one that has ended; minus the number of the signal that ended it."""
+
+
+Starter = Callable[[ChildSpec, Mapping[str, str], int], Process]
+"""Starts a child with that whole environment, and a descriptor that takes its output. Its life is tied to the agent's.
+Raises OSError."""
 
 
 class AgentStore(Protocol):
@@ -181,7 +206,7 @@ class Child:
     exit_code: int | None = None
     is_retired: bool = False
     pidfd: int = -1
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _process: Process | None = field(default=None, repr=False)
 
     @property
     def pid(self) -> int:
@@ -191,7 +216,7 @@ class Child:
     def has_process(self) -> bool:
         return self._process is not None
 
-    def spawn(self, now: float) -> None:
+    def spawn(self, now: float, start: Starter) -> None:
         """Start the next incarnation. Raises EnvironmentFault when its program or log cannot be opened."""
         self.starts += 1
         self.incarnation = f"{self.spec.earlier + self.starts}-{secrets.token_hex(4)}"
@@ -199,15 +224,7 @@ class Child:
         try:
             self.spec.log.parent.mkdir(parents=True, exist_ok=True)
             with open(self.spec.log, "ab") as log:
-                process = subprocess.Popen(
-                    self.spec.argv,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the agent to handle
-                    preexec_fn=die_with_parent(signal.SIGKILL),
-                )
+                process = start(self.spec, environment, log.fileno())
             self.pidfd = _open_pidfd(process)
         except (OSError, subprocess.SubprocessError) as error:
             raise EnvironmentFault(
@@ -222,21 +239,23 @@ class Child:
         """Whether the process is dead and waits to be reaped."""
         if self._process is None:
             return False
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, options) is not None
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def ask_to_end(self, kill_at: float) -> None:
         """SIGTERM. Never SIGINT or SIGQUIT: at the latter a solo worker fails the task it runs."""
         if self._process is not None:
-            # Not Popen.send_signal: that reaps a dead process, which is for `reap` to do.
-            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
             self.state = ChildState.ENDING
             self.kill_at = kill_at
 
     def kill(self) -> None:
         """SIGKILL for the process and whatever it started in its session."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the nursery is gone, and all that it has started with it
+                os.killpg(self._process.pid, signal.SIGKILL)
             self.kill_at = math.inf  # once is enough, even if it takes a while to go
 
     def reap(self) -> int:
@@ -274,10 +293,23 @@ class Child:
         return "\n".join(deque(text.splitlines(), maxlen=lines)) or "(the log is empty)"
 
 
-def _open_pidfd(process: subprocess.Popen[bytes]) -> int:
+def execute(spec: ChildSpec, environment: Mapping[str, str], log: int) -> Process:
+    """The starter that can run any program."""
+    return subprocess.Popen(
+        spec.argv,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # a Ctrl-C in the terminal is for the agent to handle
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    )
+
+
+def _open_pidfd(process: Process) -> int:
     try:
         return os.pidfd_open(process.pid)
     except OSError:  # no descriptor left: a process that cannot be watched must not run
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)
         process.wait()
         raise

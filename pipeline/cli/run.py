@@ -192,6 +192,7 @@ class Run:
         except CeleriacError as error:
             node.close()
             if self._was_removed(error):
+                discard_job(self.record)  # a worker may have begun a file after the command had cleared the folder
                 gone = unknown_job(self.job)
                 raise JobFailed(str(gone), hint=gone.hint) from error
             self._show_logs()

@@ -22,7 +22,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import Wanted, code_of
-from tests.e2e.chaos import Sequence, Site, wait_until
+from tests.e2e.chaos import Sequence, Site, title_of, wait_until
 
 SECONDS = 90.0
 
@@ -95,7 +95,7 @@ class Cluster:
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
-            found[:] = [each for each in self.site.processes() if _is_worker(each, name)]
+            found[:] = [each for each in self.site.processes() if title_of(each) == f"celeriac: worker {name} of j"]
             return bool(found)
 
         wait_until(is_there, f"there is a worker {name}")
@@ -113,12 +113,6 @@ class Cluster:
         with suppress(UnknownJob):
             self.jobs.erase("j")
         self.scripts.client.close()
-
-
-def _is_worker(process: psutil.Process, name: str) -> bool:
-    with suppress(psutil.Error):
-        return "stages.main" in process.cmdline() and process.environ().get("CELERIAC_WORKER") == name
-    return False
 
 
 @pytest.fixture

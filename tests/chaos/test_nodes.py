@@ -41,7 +41,7 @@ class Node:
 
     def kill(self) -> None:
         """kill -9 of the agent, and so of its workers."""
-        children = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait(10)
         psutil.wait_procs(children, 10)

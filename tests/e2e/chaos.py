@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -49,6 +50,7 @@ SEQUENCE: Final = '''"""The sequence oracle: every key must come as 1, 2, 3, ...
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline import Pipeline, read, write
@@ -242,7 +244,7 @@ class Site:
 
 
 class Run:
-    """One `celeriac run`. Its processes are found by their place in the tree and by what they were told."""
+    """One `celeriac run`. Its processes are found by their place in the tree and by their titles."""
 
     def __init__(
         self, site: Site, folder: Path, logs: Path, arguments: tuple[str, ...], variables: dict[str, str]
@@ -253,6 +255,8 @@ class Run:
         self._errors = logs.with_suffix(".stderr")
         self._client: Any = None
         self._link: tuple[JobStore, str] | None = None
+        told = {**dict(pairwise(arguments)), **variables}
+        self._told_address = told.get("--redis") or told.get("CELERIAC_REDIS", "")
         logs.mkdir(exist_ok=True)
         with open(self._errors, "wb") as errors:
             self.process = subprocess.Popen(
@@ -288,7 +292,7 @@ class Run:
                     tree = node.children(recursive=True) if node else []
                     return next((each for each in tree if each.name() == "java"), None)
                 case _:
-                    return next((each for each in _children(node) if _is_called(each, name)), None)
+                    return next((each for each in _children(_nursery(node)) if _is_called(each, name)), None)
         return None
 
     def child(self, name: str) -> psutil.Process:
@@ -339,16 +343,20 @@ class Run:
 
     @property
     def link(self) -> tuple[JobStore, str]:
-        """The job's store and id, as its leader was told them."""
+        """The job's store, and its id, which the title of its leader names."""
         if self._link is None:
-            told = self.child("leader").environ()
-            self._client = connect(told["CELERIAC_REDIS"])
-            self._link = JobStore(Scripts(self._client)), told["CELERIAC_JOB"]
+            job = title_of(self.child("leader")).rpartition(" of ")[2]
+            self._client = connect(self.address)
+            self._link = JobStore(Scripts(self._client)), job
         return self._link
 
     @property
     def address(self) -> str:
-        return str(self.child("leader").environ()["CELERIAC_REDIS"])
+        """What the run was told, or the socket of its own server, which the title of that names."""
+        if not self._told_address:
+            socket = title_of(self.child("redis")).rpartition("unixsocket:")[2]
+            return f"unix://{socket}?db=0"
+        return self._told_address
 
     def facts(self) -> JobFacts:
         store, job = self.link
@@ -426,15 +434,20 @@ def _children(process: psutil.Process | None) -> list[psutil.Process]:
     return process.children() if process is not None else []
 
 
+def _nursery(node: psutil.Process | None) -> psutil.Process | None:
+    return next((each for each in _children(node) if title_of(each) == "celeriac: nursery"), None)
+
+
 def _is_called(process: psutil.Process, name: str) -> bool:
+    words = title_of(process).split()
+    return words[:1] == ["celeriac:"] and (name in words[1:2] or words[1:3] == ["worker", name])
+
+
+def title_of(process: psutil.Process) -> str:
+    """What `ps` shows of one of ours; nothing for one that is gone."""
     with suppress(psutil.Error):
-        told = process.environ()
-        if name == "leader":
-            return "CELERIAC_LEADER" in told
-        if name == "source":
-            return "CELERIAC_SOURCE" in told
-        return bool(told.get("CELERIAC_WORKER") == name)
-    return False
+        return " ".join(process.cmdline()).rstrip()
+    return ""
 
 
 def moments(chance: random.Random, total: int, count: int, within: tuple[float, float] = (0.02, 0.9)) -> list[float]:
