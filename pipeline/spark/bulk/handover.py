@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from pipeline.books import FORGOTTEN
@@ -18,15 +19,16 @@ from pipeline.errors import SavepointError
 from pipeline.keying import group_of
 from pipeline.plan import STREAM_FORMATS, Plan, compile_plan, stream_name, stream_names
 from pipeline.reading.keytext import key_text
-from pipeline.savepoints.manifest import FORMAT, TABLES, Manifest, PartFile
+from pipeline.savepoints.manifest import FORMAT, STATE, TABLES, Manifest, PartFile
 from pipeline.savepoints.places import Draft, Place
-from pipeline.savepoints.rows import state_row
+from pipeline.savepoints.rows import state_columns
 from pipeline.savepoints.tables import TableWriter
 from pipeline.spark.bulk.engine import BulkRun
 from pipeline.spark.bulk.letters import Letter
 
 _EPOCH: Final = 0
 _GENERATION: Final = 0
+_PAGE: Final = 5_000
 
 
 def write_savepoint(run: BulkRun, place: Place, name: str) -> Manifest:
@@ -72,6 +74,8 @@ class _Handover:
         for table in TABLES:
             writer = TableWriter(draft, table)
             try:
+                for page in self._state_pages() if table == STATE else ():
+                    writer.add_page(*page)
                 for row in self._rows(table):
                     writer.add(*row)
                 tables[table] = writer.close()
@@ -101,8 +105,6 @@ class _Handover:
             case "facts":
                 for hash_, fields in facts_of(self._plan, positions(self._run), self._outputs()).items():
                     yield from ((hash_, field.encode(), str(value).encode()) for field, value in fields.items())
-            case "state":
-                yield from self._state()
             case "timers":
                 for stage, timer in self._run.timers():
                     name = self._plan.stage(stage).name
@@ -112,11 +114,15 @@ class _Handover:
                     id_ = f"{self._made_at_ms}-{number}"
                     yield from ((id_, field, value) for field, value in _letter_fields(letter).items())
 
-    def _state(self) -> Iterator[tuple[Any, ...]]:
-        for stage, operator, key, state in self._run.states():
-            _, text, shown = state_row(state_field(operator, key), encode_value(state))
-            self._keys[operator] += 1
-            yield self._plan.stage(stage).name, operator, group_of(key), text, shown.value, shown.packed
+    def _state_pages(self) -> Iterator[tuple[Sequence[Any], ...]]:
+        """The columns of the table, a page at a time."""
+        states = self._run.states()
+        while page := list(islice(states, _PAGE)):
+            fields = ((state_field(operator, key), encode_value(state)) for _, operator, key, state in page)
+            operators, texts, values, packed = state_columns(fields)
+            self._keys.update(operators)
+            stages = [self._plan.stage(stage).name for stage, *_ in page]
+            yield stages, operators, [group_of(key) for _, _, key, _ in page], texts, values, packed
 
     def _outputs(self) -> dict[str, int]:
         """Stream -> how many results it would have had by now."""
