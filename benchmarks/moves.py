@@ -1,6 +1,6 @@
 """How long a partition stands still when it moves to another worker, whatever the size of its state.
 
-    python benchmarks/moves.py                        # 1 MB and 100 MB of state, 10 drains of each kind, some minutes
+    python benchmarks/moves.py                        # 1 MB and 100 MB of state, 10 drains, some minutes
     python benchmarks/moves.py --megabytes 1 --drains 3
 
 `celeriac run` runs this file as a pipeline with one worker, and `celeriac worker` joins a second node, on a Redis of
@@ -32,6 +32,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.filling import fill_state
 from benchmarks.processes import python_process
 from pipeline import Pipeline, read, write
 from pipeline.embedded.redis import EmbeddedRedis
@@ -129,15 +130,9 @@ def sending(url: str, keys: int) -> Iterator[list[int]]:
         thread.join()
 
 
-def fill(url: str, keys: int) -> None:
-    with Producer(JOB, redis_url=url) as producer:
-        for key in range(keys):
-            producer.send(key, [key, VALUE])
-
-
-def measure(megabytes: int, drains: int) -> dict[str, list[int]]:
+def measure(megabytes: int, drains: int, forces: int) -> dict[str, list[int]]:
     """Pauses in ms of collected and of forced moves."""
-    keys = megabytes * 1_000
+    keys = 1_000
     with EmbeddedRedis.start() as redis:
         url = redis.url
         environment = {**os.environ, "CELERIAC_REDIS": url, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -146,13 +141,14 @@ def measure(megabytes: int, drains: int) -> dict[str, list[int]]:
         with python_process([*run, "--node", NODES[0]], environment):
             site = Site(url)
             site.until("the job runs", lambda: site.owned(NODES[0]) == 8)
-            fill(url, keys)
+            for _ in fill_state(connect(url), JOB, 1, "kept", megabytes):
+                pass
             join = ["pipeline.cli.main", "worker", JOB, target, "--workers", "1", "--node", NODES[1]]
             with python_process(join, environment) as far:
                 site.until("the other node has its share", lambda: site.owned(NODES[1]) >= 4)
                 with sending(url, keys) as sent:
-                    found = {"collected": _collected(site, drains), "forced": _forced(site, far, max(1, drains // 3))}
-                site.until("all is taken", lambda: _taken(site) == keys + sent[0])
+                    found = {"collected": _collected(site, drains), "forced": _forced(site, far, forces)}
+                site.until("all is taken", lambda: _taken(site) == sent[0])
                 site.jobs.transition(JOB, JobState.CANCELLED)
     return found
 
@@ -198,7 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'state':>8}  {'how':<10}{'moves':>6}{'median ms':>11}{'90 %':>7}{'most':>7}")
     for megabytes in options.megabytes or (1, 100):
-        for how, pauses in measure(megabytes, options.drains).items():
+        for how, pauses in measure(megabytes, options.drains, max(1, options.drains // 3)).items():
             ordered = sorted(pauses) or [0]
             row = statistics.median(ordered), ordered[int(0.9 * (len(ordered) - 1))], ordered[-1]
             print(f"{megabytes:>5} MB  {how:<10}{len(pauses):>6}{row[0]:>11g}{row[1]:>7}{row[2]:>7}", flush=True)

@@ -1,174 +1,244 @@
-"""The pause of a rescale: from the switch to the first record of a moved key, by size of state; and the switch alone.
+"""The pause of a rescale: from the switch to the first record of each partition that gets keys.
 
-    python benchmarks/rescale.py                              # 1 MB, 100 MB and 1 GB of state, some minutes
-    python benchmarks/rescale.py --megabytes 1 --many         # also between 64 and 256 partitions
+    python benchmarks/rescale.py                       # 1 MB and 100 MB of state, some minutes
+    python benchmarks/rescale.py --megabytes 1 --times 3
 
-Two workers run in this process, one slice after the other, on a Redis of its own; the leader's duty and its placement
-are those of a leader. So the way of a wake-up to another process is not in it: about a millisecond, each.
+`celeriac run` runs this file as a pipeline with two workers, each a process, on a Redis of their own; producers in
+this process send. `by_key` goes from 8 to 16 partitions and back under a steady load that leaves its backlog short.
+Then `beside`, which no rescale concerns, is given more than it can do: its rate during each rescale, from its beginning
+to its end, is compared with that of just before.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import os
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from leader.duties.placement import Placement
-from leader.duties.rescaling import Rescaling
-from pipeline import Pipeline, count, read, write
-from pipeline.codec import encode_value, state_field
+from benchmarks.filling import fill_state
+from benchmarks.processes import python_process
+from pipeline import Pipeline, read, write
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.keying import group_of
+from pipeline.errors import InboxClosed, InboxFull
 from pipeline.layouts import layout
-from pipeline.plan import compile_plan
-from pipeline.records import Batch
-from pipeline.settings import Limits
+from pipeline.lifecycle import JobState
+from pipeline.positions import Position
+from pipeline.producer import Producer
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
-from pipeline.store.leadership import Leadership
 from pipeline.store.operations import OperationStore
-from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
-from pipeline.store.senders import Feed, FeedAddress
-from stages.worker import Place, Worker
 
-JOB = "bench"
-KEYS = 2_000
-SWITCHES = ((8, 16), (16, 8))
-MANY = ((64, 256), (256, 64))
+JOB: Final = "rescale"
+KEYS: Final = 2_000
+RATE: Final = 2_000
+SWITCHES: Final = ((8, 16), (16, 8))
+BURST: Final = 200
+"""Records for `beside` are sent in so many at a time: a small step is a small disturbance of the others, too."""
 
 
-def a_pipeline() -> Pipeline:
-    flow = Pipeline("bench")
-    words = flow.source(read.producer(), name="in").key_by(lambda word: word, name="count")
-    counted = words.aggregate(count(), name="counts").key_by(lambda number: number % 100, name="behind")
-    counted.aggregate(count(), name="seen").sink(write.stream("out"), name="out")
-    return flow
+def total(_key: Any, value: int, last: int | None) -> tuple[int, int]:
+    return (last or 0) + value, value
+
+
+def slow(value: int) -> int:
+    for _ in range(300):
+        pass
+    return value
+
+
+flow = Pipeline("rescale")
+(
+    flow.source(read.producer(), name="in")
+    .key_by(lambda record: record[0], name="by_key")
+    .map(lambda record: record[1], name="value")
+    .stateful_map(total, name="total")
+    .sink(write.stream("out"), name="out")
+)
+(
+    flow.source(read.producer(), name="more")
+    .key_by(lambda record: record[0], name="beside")
+    .map(lambda record: record[1], name="beside_value")
+    .map(slow, name="slow")
+    .stateful_map(total, name="beside_total")
+    .sink(write.stream("beside_out"), name="beside_out")
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One rescale. Times are milliseconds. pauses: of each receiver. waited: from the command to the switch."""
+
+    pauses: list[float]
+    waited: float
+    settled: float
 
 
 class Site:
-    """A job, its workers and its leader, moved by hand."""
+    """The job, seen from outside."""
 
-    def __init__(self, url: str, partitions: int, megabytes: int) -> None:
+    def __init__(self, url: str) -> None:
         self.client = connect(url)
-        self.marks: dict[Place, int] = {}
-        self.through: dict[Place, float] = {}
-        """When a partition had taken its first record behind the mark."""
-        self.client.flushall()
-        self.scripts = Scripts(self.client)
-        self.jobs = JobStore(self.scripts)
-        graph = a_pipeline().graph()
-        limits = Limits(lease_seconds=3_600.0)
-        plan = compile_plan(graph, partitions, limits)
-        self.jobs.create(JOB, plan)
-        _fill(self.client, megabytes)
-        self.leadership = Leadership(self.scripts, "leader", "n")
-        self.token = self.leadership.hold(JOB, 3600).token
-        self.placement = Placement(self.scripts, self.leadership, lambda: self.leadership.server, random.Random(1))
-        self.operations = OperationStore(self.scripts)
-        self.workers = [Worker(Ownership(Scripts(self.client), JOB, name, "1-a"), plan, graph) for name in ("w0", "w1")]
-        for worker in self.workers:
-            worker.ownership.heartbeat("{}")
-        self.placement.run_once(self.jobs.facts(JOB), self.token)
-        run = self.jobs.read(JOB).run
-        self.lane = Feed(Scripts(self.client), FeedAddress(url, JOB, "in", 0.0), plan, run).lane("a")
-        self.serve()
+        scripts = Scripts(self.client)
+        self.jobs, self.operations = JobStore(scripts), OperationStore(scripts)
 
-    def send(self) -> None:
-        """One record of each key."""
-        self.lane.append(self.lane.taken + 1, Batch([f"key-{number}" for number in range(KEYS)]))
+    def wait(self, what: str, is_so: Callable[[], bool], seconds: float = 120.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"it did not happen in {seconds:.0f} s: {what}")
+            time.sleep(0.05)
 
-    def serve(self) -> int:
-        """One slice of each partition that is new, or has a ticket."""
-        slices = 0
-        for worker in self.workers:
-            for place in worker.look():
-                self._slice(worker, place)
-            for place in worker.places:
-                if self.client.rpop(keys.queue(JOB, *place)) is not None:
-                    self._slice(worker, place)
-                    slices += 1
-        return slices
+    def is_owned(self) -> bool:
+        try:
+            facts = self.jobs.facts(JOB)
+        except Exception:  # it is not there yet
+            return False
+        return len({part.owner for part in facts.partitions}) == 2 and all(part.owner for part in facts.partitions)
 
-    def _slice(self, worker: Worker, place: Place) -> None:
-        worker.slice(*place)
-        mark, owner = self.marks.get(place), worker.owner(place)
-        if mark is not None and owner is not None and owner.position.order[0] > mark:
-            self.through[place] = time.perf_counter()
-            del self.marks[place]
+    def stage(self, name: str) -> Any:
+        return next(stage for stage in self.jobs.read(JOB).plan.stages if stage.name == name)
 
-    def run_until_idle(self) -> None:
-        while self.serve():
+    def taken(self, name: str) -> int:
+        stage = self.stage(name)
+        pipe = self.client.pipeline(transaction=False)
+        for number in range(stage.partitions):
+            pipe.hget(keys.meta(JOB, stage.index, number), "taken")
+        return sum(int(each or 0) for each in pipe.execute())
+
+    def rate_of(self, name: str, seconds: float) -> float:
+        started, before = time.monotonic(), self.taken(name)
+        time.sleep(seconds)
+        return (self.taken(name) - before) / (time.monotonic() - started)
+
+    def rescale(self, to: int) -> Found:
+        stage = self.stage("by_key")
+        receivers = sorted(layout(stage.serving, to).givers)
+        begun_ms = self.now_ms()
+        self.operations.begin(self.jobs.read(JOB), stage, to, "bench")
+        switched, through = self._watch(stage.index, receivers)
+        self.wait("it has ended", lambda: self.jobs.facts(JOB).operation is None)
+        time.sleep(0.5)
+        return Found([at - switched for at in through.values()], switched - begun_ms, self.now_ms() - switched - 500)
+
+    def beside(self, to: int) -> float:
+        """The rate of the other stage while this one is rescaled, as a share of that just before."""
+        before = self.rate_of("beside", 2.0)
+        started, taken = time.monotonic(), self.taken("beside")
+        self.operations.begin(self.jobs.read(JOB), self.stage("by_key"), to, "bench")
+        self.wait("it has ended", lambda: self.jobs.facts(JOB).operation is None)
+        return (self.taken("beside") - taken) / (time.monotonic() - started) / before
+
+    def now_ms(self) -> float:
+        seconds, micros = self.client.time()
+        return float(seconds * 1000 + micros / 1000)
+
+    def _watch(self, stage: int, receivers: list[int]) -> tuple[float, dict[int, float]]:
+        """When the switch was, and when each receiver had taken a record behind its mark; looks every few ms."""
+        switched, marks, through = 0.0, dict[int, Any](), dict[int, float]()
+        deadline = time.monotonic() + 30.0
+        while len(through) < len(receivers) and time.monotonic() < deadline:
+            pipe = self.client.pipeline(transaction=False)
+            pipe.hget(keys.operation(JOB), "switched_at")
+            for number in receivers:
+                pipe.hmget(keys.meta(JOB, stage, number), "switch", "pos", "rec")
+            pipe.time()
+            at, *metas, (seconds, micros) = pipe.execute()
+            now = seconds * 1000 + micros / 1000
+            switched = float(at) if at and not switched else switched
+            for number, (mark, pos, rec) in zip(receivers, metas, strict=True):
+                if not switched or number in through:
+                    continue
+                if number not in marks:
+                    marks[number] = Position(mark.decode()).order[:2] if mark else (0, 0)
+                here = Position(pos.decode() if pos else "1-0").order[:2]
+                if here[0] > marks[number][0] or (here > marks[number] and int(rec or 0)):
+                    through[number] = now
+            time.sleep(0.002)
+        return switched, through
+
+
+@contextmanager
+def sending(url: str, source: str, rate: float) -> Iterator[None]:
+    """Sends records of all keys in turn, so many a second, until the block ends; as many as are taken, for 0."""
+    stop = threading.Event()
+
+    def send() -> None:
+        sent = 0
+        with suppress(InboxClosed, InboxFull), Producer(JOB, source=source, redis_url=url) as producer:
+            due = time.monotonic()
+            while not stop.is_set():
+                for _ in range(int(rate / 100) if rate else BURST):
+                    producer.send(sent % KEYS, [f"key-{sent % KEYS}", sent])
+                    sent += 1
+                due += 0.01
+                if rate:
+                    time.sleep(max(0.0, due - time.monotonic()))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def measure(megabytes: int, times: int) -> tuple[dict[tuple[int, int], list[Found]], list[float]]:
+    """The rescales of each kind under a steady load alone; then the shares of the other stage's rate."""
+    with ExitStack() as stack:
+        url = stack.enter_context(EmbeddedRedis.start(fsync="no")).url
+        environment = {**os.environ, "CELERIAC_REDIS": url, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        run = ["pipeline.cli.main", "run", str(Path(__file__).resolve()), "--job-id", JOB]
+        stack.enter_context(python_process([*run, "--workers", "2", "--partitions", "8"], environment))
+        site = Site(url)
+        site.wait("the job runs on both workers", site.is_owned)
+        for _ in fill_state(site.client, JOB, site.stage("by_key").index, "total", megabytes):
             pass
-
-    def rescale(self, to: int) -> tuple[float, float, float, float]:
-        """Milliseconds of the script, and from the switch to a receiver's first record: first, median and last of them.
-
-        Records of all keys stand in the entry inboxes when the switch comes.
-        """
-        record = self.jobs.read(JOB)
-        self.operations.begin(record, record.plan.stage(1), to, "bench", is_urgent=True)
-        self.send()
-        facts = self.jobs.facts(JOB)
-        assert facts.operation is not None
-        started = time.perf_counter()
-        switch = self.operations.switch(JOB, self.token, facts.record.plan, facts.record.table, facts.operation)
-        scripted = time.perf_counter() - started
-        assert switch[0] == "switched"
-        facts = self.jobs.facts(JOB)
-        self.placement.run_once(facts, self.token)
-        receivers = layout(record.plan.stage(1).serving, to).givers
-        self.marks = {(1, part.partition): part.head + 1 for part in facts.partitions if part.stage == 1}
-        self.marks = {place: mark for place, mark in self.marks.items() if place[1] in receivers}
-        self.through = {}
-        while self.marks:
-            self.serve()
-        self.run_until_idle()
-        duty = Rescaling(self.operations, self.jobs.facts, self.placement)
-        assert duty.run_once(self.jobs.facts(JOB), self.token) == {"rescaled": 1}
-        times = [1000 * (at - started) for at in self.through.values()]
-        return 1000 * scripted, min(times), statistics.median(times), max(times)
-
-
-def _fill(client: Any, megabytes: int) -> None:
-    """State of keys that are not sent."""
-    value, size, number = encode_value("v" * 100), 0, 0
-    while size < megabytes << 20:
-        pipe = client.pipeline(transaction=False)
-        for _ in range(5_000):
-            key = f"old-{number:09}"
-            field = state_field("counts", key)
-            pipe.hset(keys.state(JOB, 1, group_of(key)), field, value)
-            number, size = number + 1, size + len(field) + len(value)
-        pipe.execute()
+        senders = stack.enter_context(ExitStack())
+        senders.enter_context(sending(url, "in", RATE))
+        site.wait("records flow", lambda: site.taken("by_key") > 3 * RATE)
+        found: dict[tuple[int, int], list[Found]] = {switch: [] for switch in SWITCHES}
+        for _ in range(times):
+            for before, after in SWITCHES:
+                found[before, after].append(site.rescale(after))
+        senders.enter_context(sending(url, "more", 0))
+        site.wait("the other stage is busy", lambda: site.taken("beside") > 3 * RATE)
+        shares = [site.beside(after) for _ in range(times) for _, after in SWITCHES]
+        senders.close()
+        site.jobs.transition(JOB, JobState.CANCELLED)
+    return found, shares
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    options.add_argument("--megabytes", type=int, nargs="*", default=[1, 100, 1_000])
-    options.add_argument("--many", action="store_true", help="Also between 64 and 256 partitions.")
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--megabytes", type=int, nargs="*", default=[1, 100])
     options.add_argument("--times", type=int, default=5)
     asked = options.parse_args()
-    print("state   partitions   switch alone    first receiver   half of them   all of them   (ms, medians)")
-    with EmbeddedRedis.start(fsync="no") as server:
-        for megabytes in asked.megabytes:
-            for before, after in SWITCHES + (MANY if asked.many else ()):
-                found = []
-                for _ in range(asked.times):
-                    site = Site(server.url, before, megabytes)
-                    site.send()
-                    site.run_until_idle()
-                    found.append(site.rescale(after))
-                    site.client.close()
-                columns = " ".join(f"{statistics.median(column):>14.1f}" for column in zip(*found, strict=True))
-                print(f"{megabytes:>4} MB  {before:>4} -> {after:<4} {columns}", flush=True)
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print("state    partitions   pause of a receiver: median    most   waited   settled")
+    mid = statistics.median
+    for megabytes in asked.megabytes:
+        rescales, shares = measure(megabytes, asked.times)
+        for (before, after), several in rescales.items():
+            pauses = [pause for found in several for pause in found.pauses]
+            print(
+                f"{megabytes:>5} MB  {before:>3} -> {after:<3} {mid(pauses):>28.0f} {max(pauses):>7.0f} ms"
+                f" {mid(each.waited for each in several):>5.0f} ms {mid(each.settled for each in several):>6.0f} ms",
+                flush=True,
+            )
+        print(f"{megabytes:>5} MB  rate of the other stage: {mid(shares):.0%} of before, least {min(shares):.0%}")
 
 
 if __name__ == "__main__":

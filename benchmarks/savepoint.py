@@ -4,7 +4,8 @@
     python benchmarks/savepoint.py --megabytes 1 --seconds 2
 
 One owner commits, in a process of its own and as fast as it can, changes of ten keys in each of 64 key groups; then a
-savepoint is taken beside it. The pause is the time of the call that cuts, of several cuts.
+savepoint is taken beside it. The pause is the time of the call that cuts, and what a commit feels of it: the slowest
+one in the 50 ms around a cut, against the slowest one in 50 ms without.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ import argparse
 import multiprocessing
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.filling import fill_state
 from pipeline import Pipeline, count, read, tickets, write
-from pipeline.codec import encode_value, state_field
+from pipeline.codec import encode_value
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.keying import GROUPS, group_of
+from pipeline.keying import GROUPS
 from pipeline.plan import compile_plan
 from pipeline.positions import START
 from pipeline.savepoints.export import take_savepoint
@@ -35,7 +40,7 @@ from pipeline.settings import Limits
 from pipeline.store import keys
 from pipeline.store.commits import Commit, Committer, Write
 from pipeline.store.connection import connect
-from pipeline.store.cuts import CutStore
+from pipeline.store.cuts import Cut, CutStore
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import Leadership
 from pipeline.store.scripts import Scripts
@@ -48,7 +53,7 @@ CHANGED_GROUPS = 64
 CHANGED_KEYS = 10
 
 
-def make_job(scripts: Scripts, megabytes: int) -> tuple[list[list[bytes]], str]:
+def make_job(scripts: Scripts, megabytes: int, value_bytes: int = VALUE_BYTES) -> tuple[list[list[bytes]], str]:
     """A job whose second stage holds so much state: (fields by key group, token of its owner)."""
     flow = Pipeline("bench")
     words = flow.source(read.producer(), name="in").key_by(lambda word: word, name="by_word")
@@ -60,22 +65,16 @@ def make_job(scripts: Scripts, megabytes: int) -> tuple[list[list[bytes]], str]:
     ticket = tickets.ticket(JOB, STAGE, 0, 1)
     assert leadership.assign(JOB, token, (STAGE, 0), ("w", "1-a"), 1, "x", ticket, False)
     fields: list[list[bytes]] = [[] for _ in range(GROUPS)]
-    value = encode_value("v" * VALUE_BYTES)
-    number, size = 0, 0
-    while size < megabytes << 20:
-        pipe = scripts.client.pipeline(transaction=False)
-        for _ in range(5_000):
-            key = f"key-{number:09}"
-            field = state_field("counts", key)
-            fields[group_of(key)].append(field)
-            pipe.hset(keys.state(JOB, STAGE, group_of(key)), field, value)
-            number, size = number + 1, size + len(field) + len(value)
-        pipe.execute()
+    for group, field in fill_state(scripts.client, JOB, STAGE, "counts", megabytes, value_bytes):
+        if len(fields[group]) < 10_000:
+            fields[group].append(field)
     return fields, "1:x"
 
 
-def work(url: str, fields: list[list[bytes]], token: str, done: Synchronized[int]) -> None:
-    """Commits until it is ended; `done` counts."""
+def work(
+    url: str, fields: list[list[bytes]], token: str, done: Synchronized[int], slowest: Synchronized[float]
+) -> None:
+    """Commits until it is ended; `done` counts. `slowest`: milliseconds of the longest one since that was set to 0."""
     committer = Committer(Scripts(connect(url)), JOB, STAGE, 0, token, Limits())
     rng, value = random.Random(1), encode_value("w" * VALUE_BYTES)
     filled = [group for group in range(GROUPS) if fields[group]]
@@ -88,7 +87,9 @@ def work(url: str, fields: list[list[bytes]], token: str, done: Synchronized[int
             )
             for group in rng.sample(filled, min(CHANGED_GROUPS, len(filled)))
         ]
+        started = time.perf_counter()
         committer.send(Commit(START, START, "keep", START.entry, 1, writes=writes), 1)
+        slowest.value = max(slowest.value, (time.perf_counter() - started) * 1000)
         done.value += 1
 
 
@@ -98,28 +99,58 @@ def rate(done: Synchronized[int], seconds: float) -> float:
     return (done.value - before) / (time.perf_counter() - started)
 
 
-def pauses(scripts: Scripts) -> list[float]:
-    """Milliseconds of the call that cuts, from end to end."""
+@dataclass(frozen=True)
+class Figures:
+    """cuts: milliseconds of the call that cuts. felt, calm: of the slowest commit around a cut, and without one.
+
+    export: megabytes of state a second. share: commits a second during an export, of those before.
+    """
+
+    keys: int
+    cuts: list[float]
+    felt: list[float]
+    calm: list[float]
+    export: float
+    share: float
+
+
+def _slowest(slowest: Synchronized[float], do: Callable[[], None]) -> float:
+    """Of the commits within 50 ms around what is done."""
+    slowest.value = 0.0
+    time.sleep(0.02)
+    do()
+    time.sleep(0.03)
+    return slowest.value
+
+
+def pauses(scripts: Scripts, slowest: Synchronized[float]) -> tuple[list[float], list[float], list[float]]:
+    """The calls that cut, from end to end, and what commits beside them feel; in turn with as long a time without."""
     store = CutStore(scripts, JOB, JobStore(scripts).read(JOB).plan)
-    found = []
-    for number in range(CUTS):
+    cuts, felt, calm = [], [], []
+    made: list[Cut] = []
+
+    def cut() -> None:
         started = time.perf_counter()
-        cut = store.cut(f"cut-{number}")
-        found.append((time.perf_counter() - started) * 1000)
-        store.let_go(cut)
-    return sorted(found)
+        made.append(store.cut(f"cut-{len(made)}"))
+        cuts.append((time.perf_counter() - started) * 1000)
+
+    for _ in range(CUTS):
+        calm.append(_slowest(slowest, lambda: None))
+        felt.append(_slowest(slowest, cut))
+        store.let_go(made[-1])
+    return cuts, felt, calm
 
 
-def measure(megabytes: int, seconds: float) -> None:
+def measure(megabytes: int, seconds: float, value_bytes: int = VALUE_BYTES) -> Figures:
     with EmbeddedRedis.start(fsync="no") as server, tempfile.TemporaryDirectory() as folder:
         scripts = Scripts(connect(server.url))
-        fields, token = make_job(scripts, megabytes)
-        number_of_keys = sum(map(len, fields))
-        cuts = pauses(scripts)
+        fields, token = make_job(scripts, megabytes, value_bytes)
         done: Any = multiprocessing.Value("q", 0)
-        worker = multiprocessing.Process(target=work, args=(server.url, fields, token, done), daemon=True)
+        slowest: Any = multiprocessing.Value("d", 0.0)
+        worker = multiprocessing.Process(target=work, args=(server.url, fields, token, done, slowest), daemon=True)
         worker.start()
         rate(done, 1.0)
+        cuts, felt, calm = pauses(scripts, slowest)
         alone = rate(done, seconds)
         before, started = done.value, time.perf_counter()
         record = JobStore(scripts).read(JOB)
@@ -128,22 +159,24 @@ def measure(megabytes: int, seconds: float) -> None:
         beside = (done.value - before) / took
         worker.kill()
         worker.join()
-    print(
-        f"{megabytes:5} MB  {number_of_keys:9,} keys   pause {cuts[CUTS // 2]:6.2f} ms median {cuts[-1]:6.2f} ms most"
-        f"   export {megabytes / took:6.1f} MB/s {number_of_keys / took:9,.0f} keys/s"
-        f" ({manifest.size_bytes / (1 << 20):.1f} MiB written)"
-        f"   commits/s alone {alone:6.0f} beside {beside:6.0f} ({beside / alone:.0%})"
-    )
+        return Figures(manifest.keys["counts"], cuts, felt, calm, megabytes / took, beside / alone)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--megabytes", type=int, nargs="*", default=[1, 100])
     options.add_argument("--seconds", type=float, default=5.0)
+    options.add_argument("--value-bytes", type=int, default=VALUE_BYTES)
     asked = options.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for megabytes in asked.megabytes:
-        measure(megabytes, asked.seconds)
+        found = measure(megabytes, asked.seconds, asked.value_bytes)
+        mid = statistics.median
+        print(
+            f"{megabytes:5} MB  {found.keys:9,} keys   cut {mid(found.cuts):6.2f} ms median {max(found.cuts):6.2f} most"
+            f"   slowest commit {mid(found.felt):6.2f} ms around one, {mid(found.calm):6.2f} ms without"
+            f"   export {found.export:6.1f} MB/s, commits beside it {found.share:.0%}"
+        )
 
 
 if __name__ == "__main__":

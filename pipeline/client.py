@@ -91,11 +91,8 @@ class Client:
         Raises ReadingError for a wrong name, a sink that is not read here, a start that is not kept; UnknownJob,
         StoreError.
         """
-        if reader is not None and (not _NAME.match(reader) or reader == CONSOLE_READER):
-            raise ReadingError(
-                f"{reader!r} cannot be a reader's name",
-                hint=f"use 1 to 64 letters, digits, '-', '_' and '.'; {CONSOLE_READER!r} is taken",
-            )
+        if reader is not None:
+            check_reader(reader)
         if not (start in ("begin", "end") or (type(start) is int and start >= 1)):
             raise ReadingError(f"start cannot be {start!r}", hint='"begin", "end", or a position: 1, 2, 3, ...')
         for name, seconds, least in (("wait_seconds", wait_seconds, 0), ("expire_seconds", expire_seconds, 1)):
@@ -147,3 +144,12 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({without_password(self._url)!r})"
+
+
+def check_reader(name: str) -> None:
+    """Returns for what may be the name of an application's reader. Raises ReadingError."""
+    if not _NAME.match(name) or name == CONSOLE_READER:
+        raise ReadingError(
+            f"{name!r} cannot be a reader's name",
+            hint=f"use 1 to 64 letters, digits, '-', '_' and '.'; {CONSOLE_READER!r} is taken",
+        )

@@ -178,8 +178,13 @@ def _operator(name: bytes) -> str:
         raise DecodingError(f"no name of an operator: {name[:80]!r}") from error
 
 
+_PLAIN_KEYS: Final = frozenset({str, int, bytes})
+
+
 def _hashable(key: Any) -> Any:
     """Raises DecodingError for what is no key, or one that is nested without end."""
+    if type(key) in _PLAIN_KEYS:
+        return key
     if isinstance(key, dict):
         raise DecodingError("a key is, or holds, a dict")
     try:

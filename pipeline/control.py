@@ -47,7 +47,14 @@ class Collect:
     term: int
 
 
-Control: TypeAlias = Created | StateChanged | Adopt | Assign | Collect
+@dataclass(frozen=True, slots=True)
+class Repartitioned:
+    """A stage has another number of partitions, since this version of the table."""
+
+    table: int
+
+
+Control: TypeAlias = Created | StateChanged | Adopt | Assign | Collect | Repartitioned
 
 
 def read_control(fields: Mapping[bytes, bytes]) -> Control:
@@ -65,6 +72,8 @@ def read_control(fields: Mapping[bytes, bytes]) -> Control:
                 return Assign(text["partition"], text["worker"], int(text["term"]))
             case "Collect":
                 return Collect(text["partition"], text["worker"], int(text["term"]))
+            case "Table":
+                return Repartitioned(int(text["table"]))
             case kind:
                 raise DecodingError(f"a control message is of the unknown kind {str(kind)[:100]!r}")
     except (KeyError, ValueError) as error:

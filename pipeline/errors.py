@@ -152,6 +152,10 @@ class Busy(JobStateError):
     """Raised when a lifecycle operation, or a savepoint, of the job is under way: one at a time."""
 
 
+class OperationLost(JobStateError):
+    """Raised when a command that carries out an operation was taken for gone: it must not go on. The job goes on."""
+
+
 class NotQuiet(JobStateError):
     """Raised when a job was to be ended with nothing in flight, and something is."""
 

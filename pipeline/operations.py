@@ -1,44 +1,67 @@
-"""Lifecycle operations: what changes a job while it runs, one at a time. So far: `rescale`. Data, and its words."""
+"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`. Data, and its words.
+
+The leader carries out a rescale. An upgrade is carried out by its command, under a claim that it renews.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final, Literal
 
 import msgspec
 
+Kind = Literal["rescale", "upgrade"]
+
+CLAIM_SECONDS: Final = 15.0
+"""A command that has not renewed its claim for so long is taken for gone: whoever comes next begins in its place."""
+
 
 class Phase(StrEnum):
-    """Where an operation is. It can be called off while it waits, afterwards it is carried to its end."""
+    """Where an operation is. A rescale can be called off while it waits, afterwards it is carried to its end."""
 
     WAITING = "waiting"
-    """For a short backlog."""
+    """Rescale: for a short backlog."""
     SETTLING = "settling"
-    """Keys go to the new partitions; those that get some wait for what the old ones have still before them."""
+    """Rescale: keys go to the new partitions; those that get some wait for what the old ones have still before them."""
+    ROLLING = "rolling"
+    """Upgrade: one worker after the other changes."""
+    FINISHING = "finishing"
+    """Upgrade: each has changed; those that died meanwhile come back with the version, too."""
 
 
 class About(msgspec.Struct, frozen=True):
-    """What an operation does. stage: its name. by: who has asked for it."""
+    """What an operation does, and who has asked for it: `by`.
 
-    kind: str
-    stage: str
-    before: int
-    to: int
+    stage, before, to: of a rescale, the name and the numbers of partitions. code, file: of an upgrade, the version.
+    """
+
+    kind: Kind
+    stage: str = ""
+    before: int = 0
+    to: int = 0
     by: str = ""
+    code: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.stage}"
+        return f"rescale of {self.stage}" if self.kind == "rescale" else f"upgrade to version {self.code}"
 
     @property
     def change(self) -> str:
-        return f"{self.kind} of {self.stage} from {self.before} to {self.to} partitions"
+        """The same with all that is known of it beforehand."""
+        if self.kind == "rescale":
+            return f"{self} from {self.before} to {self.to} partitions"
+        return f"{self} of {self.file}"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The one under way. stage: the index of its stage. is_urgent: it does not wait for a short backlog.
+    """The one under way. stage: the index of a rescale's stage. is_urgent: it does not wait for a short backlog.
 
-    Times are milliseconds of the job's clock; `since_ms`: when its phase began, `switched_at_ms`: 0 before that.
+    done, total: of an upgrade, the workers that have changed, and all. until_ms: when its command counts as gone; 0
+    for what the leader carries out. Times are milliseconds of the job's clock; `since_ms`: when its phase began,
+    `switched_at_ms`: 0 before that.
     """
 
     id: str
@@ -49,9 +72,24 @@ class Operation:
     begun_at_ms: int
     since_ms: int
     switched_at_ms: int = 0
+    done: int = 0
+    total: int = 0
+    until_ms: int = 0
 
     def words(self, now_ms: int) -> str:
         return busy_words(self.about, self.phase, now_ms - self.begun_at_ms)
+
+    def is_abandoned(self, now_ms: int) -> bool:
+        """Its command is gone: it holds nobody up."""
+        return 0 < self.until_ms < now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """By this a command holds the operation that it carries out; with another token it is another's."""
+
+    job: str
+    token: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,9 @@ class Worker:
             if at <= now:
                 del self._rotations[place]
                 self._rotate(place)
-        return sorted(self._unserved | {place for place, until in self._paused.items() if until <= now})
+        due = self._unserved | {place for place, until in self._paused.items() if until <= now}
+        # Those that a rescale removes come first: others wait for what they have still before them.
+        return sorted(due, key=lambda place: (place[1] < self.plan.stage(place[0]).serving, place))
 
     def _gives(self, place: Place, owner: PartitionOwner) -> bool:
         """Whether the partition was given to the worker that the leader means. Not in the middle of a slice there.
@@ -198,7 +200,9 @@ class Worker:
         return True
 
     def _look_at_pauses(self) -> None:
-        still = self.ownership.still_stages()
+        still, table = self.ownership.still_stages()
+        if table > self._table:
+            self._renew()
         self._still = frozenset(stage.index for stage in self.plan.stages if stage.name in still)
         for place, (_, _, why) in list(self.hand.at.items()):
             if why == "paused" and place[0] not in self._still:
@@ -425,12 +429,20 @@ class Worker:
         return acquired
 
     def _renew(self) -> None:
-        """Reads the plan anew: another one may have been made of it. Raises StoreError."""
+        """Reads the plan anew: another one may have been made of it. Raises StoreError.
+
+        A stage whose partitions are others is served before all else: who gets keys waits for those that give them.
+        """
         record = self._jobs.read(self.ownership.job)
         self._table = record.table
         if record.plan == self.plan:
             return
-        self.plan = record.plan
+        before, self.plan = self.plan, record.plan
+        changed = {
+            new.index for old, new in zip(before.stages, self.plan.stages, strict=True) if old.serving != new.serving
+        }
+        self._unserved |= {place for place in self._owned if place[0] in changed}
+        self.on_pause(0.0)
         self._contexts = [
             replace(old, plan=self.plan, stage=stage, encoder=StepEncoder(self.ownership.job, self.plan, stage))
             for old, stage in zip(self._contexts, self.plan.stages, strict=True)

@@ -63,7 +63,8 @@ class Autoscale:
         """At once: where more comes than goes, the backlog would not become short by waiting."""
         record = facts.record
         stage = next(each for each in record.plan.stages if each.name == wanted.stage)
-        if facts.operation is not None or stage.serving != wanted.before:
+        is_busy = facts.operation is not None and not facts.operation.is_abandoned(facts.now_ms)
+        if is_busy or stage.serving != wanted.before:
             return {}
         try:
             self._operations.begin(record, stage, wanted.wanted, BY, is_urgent=True, token=token)

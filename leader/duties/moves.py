@@ -256,13 +256,12 @@ def _placed(scene: _Scene, loads: _Loads, part: PartitionFacts, why: Why) -> Mov
 
 
 def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list[Move]:
-    """Moves towards able workers that own nothing, until nobody has two more than they."""
+    """Moves towards able workers that own nothing, until nobody has two more than they.
+
+    What is on its way to them counts: a leader that dies among its plans has a successor that plans the rest.
+    """
     owners = {part.owner for part in scene.facts.partitions if not part.is_through}
-    fresh = [
-        name
-        for name, one in scene.able.items()
-        if name not in owners and not loads.total[name] and not _is_settling(scene, one)
-    ]
+    fresh = [name for name, one in scene.able.items() if name not in owners and not _is_settling(scene, one)]
     held: dict[str, list[PartitionFacts]] = {}
     for part in kept:
         held.setdefault(part.owner, []).append(part)

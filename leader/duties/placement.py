@@ -9,7 +9,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import assert_never
 
@@ -68,6 +68,8 @@ class Placement:
         self._outlook = self._outlook.after(facts)
         self._tell_stuck(facts)
         moves = decide(facts, run_id, self._outlook)
+        for move in _first_planned(facts, moves):
+            self._apply(facts.record.job, token, move)
         done = [move for move in moves if self._apply(facts.record.job, token, move)]
         _tell_moves(facts.record.job, done)
         counts = Counter(_COUNTED[move.how] for move in done)
@@ -117,6 +119,15 @@ class Placement:
                     stuck.worker[0],
                 )
         self._told = set(found)
+
+
+def _first_planned(facts: JobFacts, moves: list[Move]) -> list[Move]:
+    """New moves that belong together are all noted before the first is asked for: else a worker that has got that one
+    would have its share by the looks of it, and the next leader would not know of the others.
+    """
+    aimed = {(part.stage, part.partition) for part in facts.partitions if part.aim is not None}
+    new = [move for move in moves if move.how in (How.PLAN, How.ASK) and move.place not in aimed]
+    return [replace(move, how=How.PLAN) for move in new] if len(new) > 1 else []
 
 
 def _tell_moves(job: str, moves: list[Move]) -> None:

@@ -39,13 +39,15 @@ class Rescaling:
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
         operation = facts.operation
-        if operation is None:
+        if operation is None or operation.about.kind != "rescale":
             return {}
         match operation.phase:
             case Phase.WAITING:
                 return self._switch(facts, token, operation)
             case Phase.SETTLING:
                 return self._settle(facts, token, operation)
+            case Phase.ROLLING | Phase.FINISHING:
+                return {}  # of upgrades, which their commands carry out
             case _ as never:
                 assert_never(never)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 
 from pipeline.cli.autoscale import autoscale, scaling_options
+from pipeline.cli.backfilling import backfill
+from pipeline.cli.bulk import OnSpark, SparkOptions, run_on_spark, spark_options
 from pipeline.cli.control import drain, history, pause, unpause
 from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
@@ -72,7 +74,7 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
-    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves,
+    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves, backfill,
 ):  # fmt: skip
     celeriac.add_command(_group)
 
@@ -92,6 +94,7 @@ for _group in (
 @click.option("--allow-dropped", is_flag=True, help="Leave out what the pipeline has no place for.")
 @click.option("--allow-edits", is_flag=True, help="The savepoint was edited; each of its rows is checked.")
 @NODE
+@spark_options
 @click.option("--quiet", is_flag=True, help="Show errors and the records of console sinks only.")
 @_DEBUG
 @click.pass_obj
@@ -109,13 +112,20 @@ def run(
     allow_dropped: bool,
     allow_edits: bool,
     node: str | None,
+    spark: SparkOptions | None,
     quiet: bool,
 ) -> Exit:
     """Run a pipeline here until its input has ended.
 
     Everything that is missing on this machine is started, and stopped at the end. Without --redis and with
     --job-id the data are kept in .celeriac/ below this folder until the job is finished.
+
+    With --engine spark it runs in bulk on Spark, without Redis and workers, with the same results.
     """
+    if spark is not None:
+        job = OnSpark(target, partitions or 0, spark, Screen(quiet), interrupts)
+        with interrupts.deferred():
+            return run_on_spark(job, savepoint_url, allow_dropped=allow_dropped, allow_edits=allow_edits)
     if accept_loss and job_id is None:
         raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
     if savepoint_url is None and (allow_dropped or allow_edits):

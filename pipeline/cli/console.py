@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from pipeline.errors import StaleReader
 from pipeline.facts import JobRecord
 from pipeline.plan import SinkPlan
-from pipeline.records import Batch
-from pipeline.sinks.rows import plain_text
+from pipeline.sinks.lines import console_lines
 from pipeline.store.outputs import OutputReader
 from pipeline.store.scripts import Scripts
 
 READER: Final = "console"
-_NO_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 class Console:
@@ -73,18 +69,3 @@ class Console:
         while count := self.print_new():
             total += count
         return total
-
-
-def console_lines(sink: SinkPlan, batch: Batch) -> list[str]:
-    """`key: value` on a keyed stream, else the value: text as it is, all else as JSON."""
-    if sink.key_field is None or batch.keys is None:
-        return [text_of(value) for value in batch.values]
-    return [f"{text_of(key)}: {text_of(value)}" for key, value in zip(batch.keys, batch.values, strict=True)]
-
-
-def text_of(value: Any) -> str:
-    """One line for any value: text as it is, all else as JSON, or as Python shows it."""
-    try:
-        return plain_text(value)
-    except _NO_JSON:
-        return repr(value)

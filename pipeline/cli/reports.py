@@ -16,6 +16,7 @@ from pipeline.cli.balances import book_lines, books_json
 from pipeline.cli.moving import moves_line
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
 from pipeline.cli.scaling import scaling_json, scaling_line
+from pipeline.cli.underway import about_json, operation_json, operation_words, times_json
 from pipeline.facts import (
     JobFacts,
     JobRecord,
@@ -71,9 +72,9 @@ def result_lines(result: Result) -> list[str]:
     facts = result.facts
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
     lines = [f"job {facts.record.job} {how}", f"  read: {_count(records_read(facts), 'record')}"]
-    lines += [f"  {sink.name}: {_published(published)}" for sink, published in result.sinks]
+    lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.sinks]
     plans = {sink.name: sink for sink in facts.record.plan.sinks}
-    lines += [f"  {name}: {_given(plans[name], count)}" for name, count in result.given.items()]
+    lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]
     for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)
         if total:
@@ -86,7 +87,7 @@ def result_lines(result: Result) -> list[str]:
     return lines
 
 
-def _given(sink: SinkPlan, count: int) -> str:
+def given_words(sink: SinkPlan, count: int) -> str:
     match sink.format:
         case "sql":
             kind = "replaced or added" if sink.options["mode"] == "upsert" else "added"
@@ -132,7 +133,7 @@ def status_lines(
         *([f"moves     {moves_line(moved)}"] if moved else []),
         *([f"versions  {_versions(facts)}"] if running_versions(facts) else []),
         *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
-        *([f"operation {_operation(facts)}"] if facts.operation is not None else []),
+        *([f"operation {_printable(operation_words(facts, facts.operation))}"] if facts.operation is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(f"still     stage {stage}: {why}" for stage, why in still_stages(record).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
@@ -243,7 +244,7 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
         ],
         "versions": running_versions(facts),
         "scaling": scaling_json(facts.record),
-        "operation": _operation_json(facts),
+        "operation": operation_json(facts),
         "stages": [
             {
                 "name": row.name,
@@ -323,17 +324,7 @@ def history_json(record: JobRecord, versions: Sequence[Version] = ()) -> list[di
     ]
     rows += [{"at_ms": each.at_ms, "version": version_json(each)} for each in versions]
     rows += [
-        {
-            "at_ms": past.at_ms,
-            "operation": past.about.kind,
-            "stage": past.about.stage,
-            "before": past.about.before,
-            "to": past.about.to,
-            "by": past.about.by,
-            "begun_at_ms": past.begun_at_ms,
-            "switched_at_ms": past.switched_at_ms,
-            "outcome": past.outcome,
-        }
+        {"at_ms": past.at_ms, "operation": past.about.kind, **about_json(past.about), **times_json(past)}
         for past in record.operations
     ]
     return sorted(rows, key=lambda row: int(row["at_ms"]))
@@ -402,32 +393,7 @@ def _waits(worker: WorkerFacts) -> dict[str, str]:
     return found
 
 
-def _operation(facts: JobFacts) -> str:
-    operation = facts.operation
-    assert operation is not None
-    about = operation.about
-    left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
-    more = f", {_count(left, 'partition')} not through yet" if left else ""
-    return _printable(f"{operation.words(facts.now_ms)}: from {about.before} to {about.to} partitions{more}")
-
-
-def _operation_json(facts: JobFacts) -> dict[str, Any] | None:
-    operation = facts.operation
-    if operation is None:
-        return None
-    return {
-        "kind": operation.about.kind,
-        "stage": operation.about.stage,
-        "before": operation.about.before,
-        "to": operation.about.to,
-        "by": operation.about.by,
-        "phase": operation.phase.value,
-        "begun_at_ms": operation.begun_at_ms,
-        "switched_at_ms": operation.switched_at_ms,
-    }
-
-
-def _published(published: Published) -> str:
+def published_words(published: Published) -> str:
     files, records = _count(published.files, "file"), _count(published.records, "record")
     return f"{published.path} ({files}, {records})"
 
@@ -457,9 +423,14 @@ def _instant(milliseconds: int) -> str:
 
 
 def _letter_line(facts: JobFacts, letter: DeadLetter) -> str:
-    error = _printable(letter.error.strip().partition("\n")[0].rstrip())
-    place = _place(letter.traceback)
-    return f"    {_operator(facts, letter)}: {error[:_ERROR_CHARACTERS]}" + (f" ({place})" if place else "")
+    return error_line(_operator(facts, letter), letter.error, letter.traceback)
+
+
+def error_line(operator: str, error: str, trace: str) -> str:
+    """What was wrong with a record that was given up, in one line, with the place in the user's file."""
+    first = _printable(error.strip().partition("\n")[0].rstrip())
+    place = _place(trace)
+    return f"    {operator}: {first[:_ERROR_CHARACTERS]}" + (f" ({place})" if place else "")
 
 
 def _operator(facts: JobFacts, letter: DeadLetter) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import click
 import msgspec
 
-from pipeline.cli.console import text_of
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.screen import Screen
 from pipeline.client import Client, StateValue
 from pipeline.reading.keytext import key_text, parse_key
 from pipeline.reading.live import missing_key
+from pipeline.sinks.lines import text_of
 
 _Command = Callable[..., Any]
 _STAGE = click.argument("stage", metavar="STAGE")

@@ -7,13 +7,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from pipeline.cli.console import text_of
 from pipeline.cli.exits import Exit
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.screen import Screen
 from pipeline.client import Client, Result, Results
 from pipeline.lifecycle import JobState
+from pipeline.sinks.lines import text_of
 from pipeline.store.outputs import Start
 
 _CHUNK: Final = 1000

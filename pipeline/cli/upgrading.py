@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import click
 
 from pipeline.cli.exits import HELP, Exit, JobFailed
 from pipeline.cli.options import DEBUG, JOB, SERVER
 from pipeline.differences import plan_differences
-from pipeline.errors import JobStateError, PipelineError, StoreUnavailable
+from pipeline.errors import (
+    CeleriacError,
+    JobStateError,
+    OperationLost,
+    PipelineError,
+    StoreError,
+    StoreUnavailable,
+)
 from pipeline.facts import JobFacts, JobRecord, WorkerFacts
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.loader import load_graph
+from pipeline.operations import About, Phase
 from pipeline.plan import compile_plan
 from pipeline.programs.checking import find_programs
+from pipeline.store.claims import ClaimStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
-from pipeline.versions import ALL, Version, Wanted, code_of, this_version, wanted_for, whole_target
+from pipeline.versions import ALL, Version, Wanted, this_version, wanted_for, whole_target
 
 LOOK_SECONDS: Final = 0.2
+RENEW_SECONDS: Final = 2.0
 MISSED_SECONDS: Final = 5.0
 STABLE_SECONDS: Final = 2.0
 """A worker that lives so long with the new version has begun to work with it."""
@@ -53,8 +64,10 @@ def upgrade(job: str, target: str, redis_url: str, wait_seconds: float) -> Exit:
     store = JobStore(scripts)
     record = store.read(job)
     check_upgrade(record, target)
-    upgrade_ = Upgrade(store, VersionStore(scripts), record, Wanted(code_of(target), whole_target(target)), click.echo)
-    upgrade_.run(this_version("upgraded", target, record.plan.fingerprint), wait_seconds)
+    version = this_version("upgraded", target, record.plan.fingerprint)
+    with Holding(ClaimStore(scripts), job, version) as holding:
+        wanted = Wanted(version.code, whole_target(target))
+        Upgrade(store, VersionStore(scripts), record, wanted, click.echo, holding).run(version, wait_seconds)
     return Exit.FINISHED
 
 
@@ -78,6 +91,50 @@ def check_upgrade(record: JobRecord, target: str) -> None:
         raise JobStateError(f"job {record.job!r} is finished")
 
 
+class Holding:
+    """The job's lifecycle operation, as long as the block lasts. How the block ends is written into its history.
+
+    Raises Busy when another one is under way, JobStateError.
+    """
+
+    def __init__(
+        self, claims: ClaimStore, job: str, version: Version, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._claims = claims
+        self._clock = clock
+        about = About("upgrade", by=version.by, code=version.code, file=version.file)
+        self.claim = claims.undertake(job, about, Phase.ROLLING)
+        self._said_at = clock()
+        self._said: tuple[Phase, int, int] = (Phase.ROLLING, 0, 0)
+
+    def say(self, phase: Phase, done: int, total: int) -> None:
+        """It is so far. While Redis is away, `keep` says it later. Raises OperationLost when it was taken for gone."""
+        self._said = (phase, done, total)
+        with suppress(StoreUnavailable):
+            self._claims.renew(self.claim, *self._said)
+            self._said_at = self._clock()
+
+    def keep(self) -> None:
+        """To be called again and again. Raises as `say`."""
+        if self._clock() - self._said_at >= RENEW_SECONDS:
+            self.say(*self._said)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OperationLost):
+            return
+        outcome = "done"
+        if error is not None:
+            outcome = f"halted: {error}" if isinstance(error, CeleriacError) else "interrupted"
+        try:
+            self._claims.end(self.claim, outcome)
+        except StoreError:
+            if error is None:
+                raise
+
+
 @dataclass(slots=True)
 class Upgrade:
     """One upgrade of one job. When it was interrupted, another one to the same version goes on with it."""
@@ -87,6 +144,7 @@ class Upgrade:
     record: JobRecord
     wanted: Wanted
     say: Callable[[str], None]
+    holding: Holding
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -96,28 +154,34 @@ class Upgrade:
 
     def run(self, version: Version, wait_seconds: float) -> None:
         """All workers run the version when this returns. Raises JobFailed when one does not come back with it: then
-        the others stay with the version that they had.
+        the others stay with the version that they had; OperationLost.
         """
         before = self.versions.versions(self.job, 1)
-        self.versions.add(self.job, version)
+        self.versions.add(self.job, version, claim=self.holding.claim)
         changed = 0
-        while (worker := self._next()) is not None:
+        while (worker := self._next(changed)) is not None:
             old = self._of(worker)
-            self.versions.want(self.job, worker.name, self.wanted)
+            self._want(worker.name, self.wanted)
             self.say(f"worker {worker.name}: {old.code or 'an unknown version'} -> {self.wanted.code}")
             if not self._has_come_back(worker, wait_seconds):
                 self._halt(worker, old, before[-1] if before else None, changed, wait_seconds)
             changed += 1
-        self.versions.want(self.job, ALL, self.wanted)
+        self.holding.say(Phase.FINISHING, changed, changed)
+        self._want(ALL, self.wanted)
         self._settle(wait_seconds)
         self.say(f"job {self.job} runs version {self.wanted.code}: {changed} workers were changed")
 
-    def _next(self) -> WorkerFacts | None:
+    def _next(self, changed: int) -> WorkerFacts | None:
         """A worker that is there and does not run the version."""
         facts = self._facts()
         if facts.record.state not in WORKING:
             return None
-        return next((each for each in _living(facts) if each.report.get("code") != self.wanted.code), None)
+        left = [each for each in _living(facts) if each.report.get("code") != self.wanted.code]
+        self.holding.say(Phase.ROLLING, changed, changed + len(left))
+        return left[0] if left else None
+
+    def _want(self, worker: str, wanted: Wanted) -> None:
+        self.versions.want(self.job, worker, wanted, claim=self.holding.claim)
 
     def _of(self, worker: WorkerFacts) -> Wanted:
         """What the worker runs now."""
@@ -156,10 +220,10 @@ class Upgrade:
             self.sleep(LOOK_SECONDS)
 
     def _halt(self, worker: WorkerFacts, old: Wanted, version: Version | None, changed: int, seconds: float) -> None:
-        self.versions.want(self.job, worker.name, old)
+        self._want(worker.name, old)
         if version is not None and not changed:
             halted = Version("upgrade halted", version.code, version.fingerprint, version.file, version.by)
-            self.versions.add(self.job, halted)
+            self.versions.add(self.job, halted, claim=self.holding.claim)
         others = f"{changed} workers run version {self.wanted.code}, the others" if changed else "all workers"
         raise JobFailed(
             f"the upgrade of job {self.job} has halted: worker {worker.name} has not come back with version"
@@ -171,6 +235,7 @@ class Upgrade:
     def _facts(self) -> JobFacts:
         while True:
             try:
+                self.holding.keep()
                 return self.store.facts(self.job)
             except StoreUnavailable:
                 self.sleep(LOOK_SECONDS)

@@ -13,12 +13,17 @@ from pipeline.errors import ReadingError
 
 _BYTES: Final = "base64"
 
+_BEGINNINGS: Final = frozenset('-0123456789"[{ \t\r\n')
+"""What an integer, a text, an array or an object of JSON begins with, or the space in front of it."""
+
 
 def key_text(key: Any) -> str:
     """One printable line: text as it is, or as JSON where it would be taken for something else; all else as JSON.
 
     An integer is its digits, a tuple a JSON array, bytes are `{"base64": "…"}`.
     """
+    if type(key) is int:
+        return str(key)
     if isinstance(key, str) and key and key.isprintable() and key == key.strip() and not _is_json(key):
         return key
     return json.dumps(_plain(key), ensure_ascii=not _is_printable(key))
@@ -35,6 +40,8 @@ def parse_key(text: str) -> Any:
 
 
 def _is_json(text: str) -> bool:
+    if text[:1] not in _BEGINNINGS:
+        return False  # most keys: trying costs more than all else that is done to one
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):

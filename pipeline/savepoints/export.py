@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -16,7 +17,7 @@ from pipeline.lifecycle import JobState
 from pipeline.plan import StagePlan, stream_names
 from pipeline.savepoints.manifest import FORMAT, TABLES, Manifest, PartFile
 from pipeline.savepoints.places import Place
-from pipeline.savepoints.rows import state_row, timer_row
+from pipeline.savepoints.rows import state_columns, timer_row
 from pipeline.savepoints.tables import TableWriter
 from pipeline.store import keys
 from pipeline.store.cuts import Cut, CutStore, Kind
@@ -87,6 +88,9 @@ class _Exporter:
         for table in TABLES:
             writer = TableWriter(draft, table)
             try:
+                if table == "state":
+                    for columns in self._state_pages():
+                        writer.add_page(*columns)
                 for row in self._rows(table, record):
                     writer.add(*row)
                 tables[table] = writer.close()
@@ -118,9 +122,6 @@ class _Exporter:
                 yield from self._facts(record)
             case "in_flight":
                 yield from self._entries()
-            case "state":
-                for stage in self._plan.stages:
-                    yield from self._state(stage)
             case "timers":
                 for stage in self._plan.stages:
                     yield from self._timers(stage)
@@ -153,17 +154,19 @@ class _Exporter:
             self._store.hold(self._cut, inboxes=[(stage, partition)])
             self._between()
 
-    def _state(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
-        if not stage.keyed:
-            return
-        for group, page in self._pages(partial(keys.state, self._job, stage.index), "h"):
-            for field, data in page:
+    def _state_pages(self) -> Iterator[tuple[Sequence[Any], ...]]:
+        """The columns of the table, a page at a time."""
+        for stage in self._plan.stages:
+            if not stage.keyed:
+                continue
+            for group, page in self._pages(partial(keys.state, self._job, stage.index), "h"):
                 try:
-                    operator, text, shown = state_row(field, data)
+                    operators, texts, values, packed = state_columns(page)
                 except DecodingError as error:
                     raise SavepointError(f"the state of stage {stage.name!r} cannot be read: {error}") from error
-                self._keys[operator] = self._keys.get(operator, 0) + 1
-                yield stage.name, operator, group, text, shown.value, shown.packed
+                for operator, count in Counter(operators).items():
+                    self._keys[operator] = self._keys.get(operator, 0) + count
+                yield [stage.name] * len(page), operators, [group] * len(page), texts, values, packed
 
     def _timers(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
         for operator in [each.operator for each in self._plan.states if each.stage == stage.index]:

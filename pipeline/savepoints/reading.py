@@ -89,14 +89,15 @@ class Savepoint:
             digest_of(self.place, self.name, path) == part.sha256 for path, part in parts.items()
         )
 
-    def _rows(self, table: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(where it stands, row)."""
+    def _rows(self, table: str, groups: tuple[int, int] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(where it stands, row); with `groups` those of key groups from the first to the last of them."""
         for path in self._paths(table):
             number = 0
-            for page in read_rows(self.place, self.name, table, path):
+            for page in read_rows(self.place, self.name, table, path, groups):
                 for row in page:
                     number += 1
-                    yield f"{path} row {number}", row
+                    if groups is None or groups[0] <= row["group"] <= groups[1]:
+                        yield f"{path} row {number}", row
 
     def facts(self) -> dict[str, dict[str, bytes]]:
         """Hash -> field -> value."""
@@ -134,11 +135,14 @@ class Savepoint:
         """(source, group, digest, milliseconds)."""
         return ((row["source"], row["group"], row["digest"], row["seen"]) for _, row in self._rows("ids"))
 
-    def states(self) -> Iterator[StateRow]:
-        """Raises SavepointError, with file, row, operator and key, for a row that is wrong or is there twice."""
+    def states(self, groups: tuple[int, int] | None = None) -> Iterator[StateRow]:
+        """Of all keys, or those of key groups from the first to the last of `groups`.
+
+        Raises SavepointError, with file, row, operator and key, for a row that is wrong or is there twice.
+        """
         stages = {each.operator: self.manifest.plan.stage(each.stage).name for each in self.manifest.plan.states}
         met: set[bytes] = set()
-        for where, row in self._rows(STATE):
+        for where, row in self._rows(STATE, groups):
             operator = row["operator"]
             try:
                 if operator not in stages:
@@ -157,10 +161,10 @@ class Savepoint:
                 raise self._bad(where, row, error) from error
             yield StateRow(row["stage"], operator, row["group"], key, name, data)
 
-    def timers(self) -> Iterator[TimerRow]:
+    def timers(self, groups: tuple[int, int] | None = None) -> Iterator[TimerRow]:
         """Raises SavepointError, as `states`."""
         operators = {each.operator for each in self.manifest.plan.states}
-        for where, row in self._rows("timers"):
+        for where, row in self._rows("timers", groups):
             try:
                 if row["operator"] not in operators:
                     raise SavepointError("there is no such operator in it")

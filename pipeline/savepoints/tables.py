@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -69,7 +69,7 @@ class TableWriter:
         self._draft = draft
         self._table = table
         self._schema = SCHEMAS[table]
-        self._pending: list[tuple[Any, ...]] = []
+        self._pending: list[list[Any]] = [[] for _ in self._schema]
         self._size = 0
         self._file: _Hashed | None = None
         self._writer: Any = None
@@ -78,15 +78,19 @@ class TableWriter:
 
     def add(self, *row: Any) -> None:
         """A row with a value for each column; those that may be long come last in all tables."""
-        self._pending.append(row)
-        self._size += len(row[-1] or b"") if type(row[-1]) is not int else 8
-        self._size += len(row[-2] or "") if type(row[-2]) is not int else 8
-        if self._size >= _GROUP_BYTES or len(self._pending) >= _ROWS:
+        self.add_page(*((value,) for value in row))
+
+    def add_page(self, *columns: Sequence[Any]) -> None:
+        """As many rows as each column has values."""
+        for pending, column in zip(self._pending, columns, strict=True):
+            pending.extend(column)
+        self._size += _size_of(columns[-1]) + _size_of(columns[-2])
+        if self._size >= _GROUP_BYTES or len(self._pending[0]) >= _ROWS:
             self._flush()
 
     def close(self) -> tuple[PartFile, ...]:
         """A table without rows has one file, so that others can read it too."""
-        if self._pending or not self._parts:
+        if self._pending[0] or not self._parts:
             self._flush()
         self._end_file()
         return tuple(self._parts)
@@ -104,12 +108,12 @@ class TableWriter:
                 self._file, self._schema, compression="zstd", compression_level=1, write_page_checksum=True
             )
             self._rows = 0
-        if self._pending:
-            columns = zip(zip(*self._pending, strict=True), self._schema, strict=True)
+        if self._pending[0]:
+            columns = zip(self._pending, self._schema, strict=True)
             arrays = [pa.array(column, kind.type) for column, kind in columns]
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows += len(self._pending)
-        self._pending, self._size = [], 0
+        self._rows += len(self._pending[0])
+        self._pending, self._size = [[] for _ in self._schema], 0
         assert self._file is not None
         if self._file.bytes >= _FILE_BYTES:
             self._end_file()
@@ -122,6 +126,11 @@ class TableWriter:
         digest = self._file.digest.hexdigest()
         self._parts.append(PartFile(self._path, self._rows, self._file.bytes, digest))
         self._writer = self._file = None
+
+
+def _size_of(column: Sequence[Any]) -> int:
+    """About so many bytes, of texts, bytes, numbers or nothing."""
+    return sum(8 if type(value) is int else len(value) if value else 0 for value in column)
 
 
 class _Hashed:
@@ -158,9 +167,12 @@ def digest_of(place: Place, name: str, path: str) -> str:
     return digest.hexdigest()
 
 
-def read_rows(place: Place, name: str, table: str, path: str) -> Iterator[list[dict[str, Any]]]:
+def read_rows(
+    place: Place, name: str, table: str, path: str, groups: tuple[int, int] | None = None
+) -> Iterator[list[dict[str, Any]]]:
     """Pages of rows of one file. Columns are found by their names; others than ours are left out.
 
+    `groups`: the first and the last key group that are wanted; others may come all the same.
     Raises SavepointError for a file that cannot be read, or lacks a column, or has one of a foreign type.
     """
     where = f"{place.url.rstrip('/')}/{name}/{path}"
@@ -171,7 +183,21 @@ def read_rows(place: Place, name: str, table: str, path: str) -> Iterator[list[d
             missing = [column for column in schema.names if column not in file.schema_arrow.names]
             if missing:
                 raise SavepointError(f"{where} has no column {missing[0]!r}")
-            for batch in file.iter_batches(batch_size=5_000, columns=schema.names):
+            for batch in file.iter_batches(5_000, _row_groups(file, groups), columns=schema.names):
                 yield pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SavepointError(f"{where} cannot be read: {error}") from error
+
+
+def _row_groups(file: Any, groups: tuple[int, int] | None) -> list[int]:
+    """Those that may hold rows of these key groups, by what the file says of itself."""
+    numbers = list(range(file.metadata.num_row_groups))
+    if groups is None:
+        return numbers
+    column = file.schema_arrow.names.index("group")
+    found = []
+    for number in numbers:
+        facts = file.metadata.row_group(number).column(column).statistics
+        if facts is None or not facts.has_min_max or (facts.min <= groups[1] and groups[0] <= facts.max):
+            found.append(number)
+    return found

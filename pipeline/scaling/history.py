@@ -151,7 +151,7 @@ def _stage_load(
         busy_workers=(last.busy[at] - first.busy[at]) / seconds,
         backlog=sum(part.backlog for part in backlogged),
         oldest_seconds=max((ages[part.name] for part in backlogged), default=0.0),
-        is_stopped=waiting > 0 and 2 * waiting >= len(backlogged),
+        is_stopped=stage.name in facts.record.still or (waiting > 0 and 2 * waiting >= len(backlogged)),
         is_held_back=sum(moment.is_full[at] for moment in window) > HELD_BACK_SHARE * len(window),
     )
 
@@ -189,17 +189,28 @@ def _is_nearly_full(part: PartitionFacts, facts: JobFacts) -> bool:
 
 
 def _stopped(facts: JobFacts) -> set[str]:
-    """Partitions that wait for what no worker can speed up: a back-off, or a reader that is behind."""
+    """Partitions that wait for what no worker can speed up: a back-off, a reader that is behind, or a paused stage."""
     plan, behind = facts.record.plan, {output.name for output in facts.outputs if output.waiting}
     slow = {
         stage.index
         for stage in plan.stages
         if any(stream_name(sink) in behind for sink in plan.sinks if sink.name in stage.sinks)
     }
+    slow |= _before_paused(facts)
     found = {part.name for part in facts.partitions if part.ring == "w" and part.stage in slow}
     for worker in facts.workers:
         hands = worker.report.get("hand")
         for place, hand in hands.items() if isinstance(hands, dict) else ():
             if isinstance(hand, dict) and hand.get("why") == "backoff":
                 found.add(place)
+    return found
+
+
+def _before_paused(facts: JobFacts) -> set[int]:
+    """The stages whose records come to a paused one: they fill up, one after the other."""
+    stages, still = facts.record.plan.stages, facts.record.still
+    found: set[int] = set()
+    for stage in reversed(stages):
+        if stage.name in still or stage.index in found:
+            found |= set(stage.upstream)
     return found

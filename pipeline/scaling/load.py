@@ -18,7 +18,8 @@ class StageLoad:
     arrival_rate: records that came. taken_rate: records that were processed.
     busy_workers: seconds that workers spent on it, per second; waiting for a full inbox or a back-off is not work.
     oldest_seconds: age of its oldest record, at least.
-    is_stopped: half of its partitions with a backlog, or more, wait for a sink or a reader, which no worker speeds up.
+    is_stopped: it is paused; or half of its partitions with a backlog, or more, wait for a sink, a reader or a paused
+        stage, which no worker speeds up.
     is_held_back: its inboxes are full, so its senders would send more than what came.
     """
 

@@ -83,12 +83,16 @@ class StagingFile:
         SinkError when the disk refuses, or when the file of this term exists already. Blocks on the disk.
         """
         self._check_usable()
-        rows = encode_rows(self._sink, batch)
+        self.write_rows(encode_rows(self._sink, batch), len(batch))
+
+    def write_rows(self, rows: bytes, records: int) -> None:
+        """As `write`, for rows that `encode_rows` made for this sink."""
+        self._check_usable()
         if not rows:
             return
         self._buffer += rows
         self._length += len(rows)
-        self._records += len(batch)
+        self._records += records
         self._is_synced = False
         if len(self._buffer) >= _BUFFER_BYTES or self._handle < 0:
             self._guard(self._flush)

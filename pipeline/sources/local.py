@@ -66,7 +66,7 @@ def read_locally(source: FileInput, address: FeedAddress) -> SourceSummary:
 def read_items(items: Callable[[], Iterable[Any]], address: FeedAddress) -> SourceSummary:
     """Appends the values of an iterable, numbered by position. A retry must meet the same values."""
     writer = SplitWriter(address.open(), ITERABLE_SPLIT)
-    for values in _groups(iter(items())):
+    for values in groups(iter(items())):
         writer.add(ItemChunk(values))
     count = writer.finish()
     return SourceSummary(1 if count else 0, count)
@@ -86,7 +86,8 @@ def _read_split(source: FileInput, split: Split, feed: Feed) -> int:
     return writer.finish()
 
 
-def _groups(values: Iterator[Any]) -> Iterator[list[Any]]:
+def groups(values: Iterator[Any]) -> Iterator[list[Any]]:
+    """The values in lists of bounded length; those of a slow iterable in shorter ones."""
     group: list[Any] = []
     for value in values:
         if not group:

@@ -65,7 +65,7 @@ class TableChunk:
     def decode(self) -> Batch:
         names = self.form.columns
         columns = [
-            _column(array, field.type) for array, field in zip(self.batch.columns, self.form.schema, strict=True)
+            plain_column(array, field.type) for array, field in zip(self.batch.columns, self.form.schema, strict=True)
         ]
         return Batch([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)])
 
@@ -87,7 +87,7 @@ def parquet_format(files: Sequence[Path], columns: Sequence[str] | None) -> Parq
             raise InputError(f"there is no column {name!r}", hint=f"{files[0]} has: {', '.join(first.names)}")
     fields = [first.field(name) for name in (columns or first.names)]
     for field in fields:
-        if not _is_supported(field.type):
+        if not is_supported(field.type):
             raise InputError(
                 f"{files[0]}: column {field.name!r} is of the type {field.type}, which is not supported",
                 hint="choose other columns with columns=[...]",
@@ -130,15 +130,16 @@ def _middle(group: Any) -> int:
     return int(start + size // 2)
 
 
-def _is_supported(kind: Any, is_nested: bool = False) -> bool:
+def is_supported(kind: Any, is_nested: bool = False) -> bool:
+    """Whether `plain_column` takes a column of this Arrow type."""
     if pa.types.is_dictionary(kind):
-        return _is_supported(kind.value_type, is_nested)
+        return is_supported(kind.value_type, is_nested)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _is_supported(kind.value_type, True)
+        return is_supported(kind.value_type, True)
     if pa.types.is_struct(kind):
-        return all(_is_supported(field.type, True) for field in kind)
+        return all(is_supported(field.type, True) for field in kind)
     if pa.types.is_map(kind):
-        return pa.types.is_string(kind.key_type) and _is_supported(kind.item_type, True)
+        return pa.types.is_string(kind.key_type) and is_supported(kind.item_type, True)
     if pa.types.is_timestamp(kind):
         return not is_nested or kind.unit != "ns"
     if pa.types.is_uint64(kind):
@@ -154,7 +155,7 @@ def _is_supported(kind: Any, is_nested: bool = False) -> bool:
     return any(test(kind) for test in (*tests, *texts, pa.types.is_decimal128))
 
 
-def _column(array: Any, kind: Any) -> list[Any]:
+def plain_column(array: Any, kind: Any) -> list[Any]:
     """The plain values of a column of the file's type `kind`; Spark hands over some types as another one."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

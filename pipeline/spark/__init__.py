@@ -1,1 +1,25 @@
-"""All of Spark: the session, the source and the sinks that it carries. PySpark is imported nowhere else."""
+"""All of Spark: the session, the source and the sinks that it carries, and the data source for PySpark users.
+
+PySpark is imported nowhere else, and by this module only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register(spark: Any) -> None:
+    """Makes `format("pipeline")` known to a Spark session, classic or Connect. See docs/spark-data-source.md.
+
+    Raises EnvironmentFault without PySpark 4.2.
+    """
+    from pipeline.spark.datasource.entry import register_in
+
+    register_in(spark)
+
+
+def error_behind(error: BaseException) -> Exception | None:
+    """The error of ours that an exception of Spark was made of, by its type; None where it was not."""
+    from pipeline.spark.datasource import faults
+
+    return faults.error_behind(error)

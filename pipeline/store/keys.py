@@ -44,7 +44,8 @@ def job(job: str) -> str:
 def operation(job: str) -> str:
     """Hash: id, about (JSON), kind, stage, to, now, phase, begun_at, since, switched_at: the operation under way.
 
-    Begun from outside, carried on by the leader, gone when it has ended.
+    Begun from outside, carried on by the leader, gone when it has ended. An upgrade has token, until, done and total
+    instead of stage, to, now: it is carried out by the command that holds the token.
     """
     return of_job(job) + ":operation"
 

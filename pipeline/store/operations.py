@@ -11,7 +11,7 @@ from pipeline.errors import Busy, JobStateError, StaleTerm
 from pipeline.facts import JobRecord
 from pipeline.keying import GROUPS
 from pipeline.layouts import Layout, layout
-from pipeline.operations import About, Operation, PastOperation, Phase, busy_words
+from pipeline.operations import CLAIM_SECONDS, About, Kind, Operation, PastOperation, Phase, busy_words
 from pipeline.plan import Plan, StagePlan
 from pipeline.store import keys
 from pipeline.store.foreign import foreign_key, integer, text_of
@@ -27,6 +27,12 @@ Switch = Literal["switched", "gone", "not yet", "stopped", "ending"]
 _SWITCHES: Final[dict[int, Switch]] = {
     1: "switched", 0: "gone", -2: "gone", -3: "gone", -5: "stopped", -6: "not yet", -7: "ending", -9: "not yet",
 }  # fmt: skip
+
+
+_BACK: Final[dict[Kind, str]] = {
+    "rescale": "rescale it back when that is done",
+    "upgrade": "interrupt its command, or upgrade to the old file when it is done",
+}
 
 
 class OperationStore:
@@ -45,7 +51,7 @@ class OperationStore:
         """
         job = record.job
         about = About("rescale", stage.name, stage.serving, to, by)
-        names = [keys.job(job), keys.operation(job), keys.leader(job)]
+        names = [keys.job(job), keys.operation(job), keys.leader(job), keys.savepoint(job)]
         names += [keys.meta(job, stage.index, number) for number in range(stage.serving)]
         args = [record.table, msgspec.json.encode(about), about.kind, stage.index, to, "1" if is_urgent else "", token]
         answer = self._scripts.run("begin", names, args)
@@ -66,7 +72,7 @@ class OperationStore:
             case -6:
                 raise JobStateError(f"stage {stage.name} of job {job!r} is ending: its input is over")
             case -8:
-                raise Busy(f"job {job!r} is busy: a savepoint is being written", hint="try again when that is done")
+                raise busy_saving(job, answer[1])
         return _text(answer[1])
 
     def call_off(self, job: str, *, outcome: str = "cancelled", id_: str = "", token: str = "") -> About:
@@ -92,7 +98,7 @@ class OperationStore:
                 what = _about(keys.operation(job), answer[1])
                 raise JobStateError(
                     f"too late: the {what} is {_text(answer[2])}, which goes on to its end",
-                    hint="rescale it back when that is done",
+                    hint=_BACK[what.kind].format(job=job),
                 )
         return _about(keys.operation(job), answer[1])
 
@@ -102,7 +108,7 @@ class OperationStore:
         Raises StaleTerm, StoreError.
         """
         stage, change = plan.stage(operation.stage), layout(plan.stage(operation.stage).serving, operation.about.to)
-        names = [keys.leader(job), keys.job(job), keys.operation(job)]
+        names = [keys.leader(job), keys.job(job), keys.operation(job), keys.control(job)]
         for number in change.places:
             at = (job, stage.index, number)
             names += [keys.inbox(*at), keys.meta(*at), keys.log(*at), keys.waiting(*at)]
@@ -133,8 +139,19 @@ class OperationStore:
 
 def busy(job: str, about: bytes, phase: bytes, milliseconds: int) -> Busy:
     """For those who want to begin something while an operation is under way."""
-    what = busy_words(_about(keys.operation(job), about), _text(phase), milliseconds)
-    return Busy(f"job {job!r} is busy: {what}", hint=f"`celeriac status {job}` shows how far it is")
+    found = _about(keys.operation(job), about)
+    what = busy_words(found, _text(phase), milliseconds)
+    hint = f"`celeriac status {job}` shows how far it is"
+    if found.kind == "upgrade":
+        hint += f"; if its command is gone, it holds the job for {CLAIM_SECONDS:g} s at most: try again then"
+    return Busy(f"job {job!r} is busy: {what}", hint=hint)
+
+
+def busy_saving(job: str, name: bytes) -> Busy:
+    """For those who want to begin an operation while a savepoint is being written."""
+    return Busy(
+        f"job {job!r} is busy: the savepoint {_text(name)} is being written", hint="try again when that is done"
+    )
 
 
 def read_operation(raw: Mapping[bytes, bytes]) -> Operation | None:
@@ -142,15 +159,19 @@ def read_operation(raw: Mapping[bytes, bytes]) -> Operation | None:
     if not raw:
         return None
     text = text_of(raw)
+    about = msgspec.json.decode(text["about"], type=About)
     return Operation(
         id=text["id"],
-        about=msgspec.json.decode(text["about"], type=About),
+        about=about,
         phase=Phase(text["phase"]),
-        stage=integer(text, "stage"),
+        stage=integer(text, "stage", None if about.kind == "rescale" else -1),
         is_urgent="now" in text,
         begun_at_ms=integer(text, "begun_at"),
         since_ms=integer(text, "since"),
         switched_at_ms=integer(text, "switched_at", 0),
+        done=integer(text, "done", 0),
+        total=integer(text, "total", 0),
+        until_ms=integer(text, "until", 0),
     )
 
 

@@ -194,6 +194,22 @@ class OutputReader:
         if to != self.position:
             self._move(to)
 
+    def pass_to(self, number: int) -> None:
+        """Gives up what stands in front of the result of that number, which whoever asks has read elsewhere.
+
+        Raises as `advance` does.
+        """
+        with translated():
+            found = self._scripts.client.xrevrange(self._keys[0], f"{number - 1}", "-", count=1)
+        place = f"{number}-0"
+        for id_bytes, fields in found:
+            entry = id_bytes.decode()
+            header = decode_header(fields.get(b"h", b""))
+            if isinstance(header, Data) and _first(entry) + header.count > number:
+                place = _place(entry, number - _first(entry))
+        if _order(place) > _order(self.position):
+            self.advance(place)
+
     def keep(self) -> None:
         """Says that the reader is still there. Raises as `advance` does."""
         self._move(self.position if self._unanswered is None else self._unanswered)

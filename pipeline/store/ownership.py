@@ -196,11 +196,16 @@ class Ownership:
         names = [keys.meta(self.job, row.stage, row.partition), keys.moves(self.job), keys.job(self.job)]
         self.scripts.run("moved", names, [row.token, f"{row.stage}.{row.partition}", MOST_MOVES])
 
-    def still_stages(self) -> frozenset[str]:
-        """The stages that are paused. Raises StoreError."""
+    def still_stages(self) -> tuple[frozenset[str], int]:
+        """The stages that are paused, and the version of the table. Raises StoreError."""
         with translated():
-            names = self.scripts.client.hkeys(keys.job(self.job))
-        return frozenset(name[6:].decode("utf-8", "replace") for name in names if name.startswith(b"still:"))
+            pipe = self.scripts.client.pipeline(transaction=False)
+            pipe.hkeys(keys.job(self.job))
+            pipe.hget(keys.job(self.job), "table")
+            names, table = pipe.execute()
+        still = frozenset(name[6:].decode("utf-8", "replace") for name in names if name.startswith(b"still:"))
+        with ours(keys.job(self.job)):
+            return still, int(table or 0)
 
     def acquire(self, row: Assigned, held_groups: Sequence[int] = ()) -> Acquired | None:
         """Where the partition stands; its owner works once without a ticket. None when the row is out of date.

@@ -130,13 +130,17 @@ class Feed:
         (state,) = self._patience.through_outages(lambda: [jobs.state(self._address.job)])
         return state is JobState.RUNNING
 
-    def splits(self) -> list[str]:
-        """The splits of all senders that this source has. Raises StoreUnavailable, StoreError."""
+    def splits(self, beginning: str = "") -> list[str]:
+        """The splits of all senders that this source has; those that begin so, without signs of a pattern.
+
+        Raises StoreUnavailable, StoreError.
+        """
         prefix = f"n:{self._generation}/{self._address.source}/"
 
         def found() -> list[Any]:
             with translated():
-                pages = self._scripts.client.hscan_iter(keys.senders(self._address.job), prefix + "*", count=1000)
+                match = f"{prefix}{beginning}*"
+                pages = self._scripts.client.hscan_iter(keys.senders(self._address.job), match, count=1000)
                 return [field.decode("utf-8", "replace").removeprefix(prefix) for field, _ in pages]
 
         return sorted(set(self._patience.through_outages(found)))

@@ -305,6 +305,8 @@ def test_an_upgrade_halts_when_the_first_worker_dies_of_it_and_the_old_version_g
     wait_until(lambda: running_versions(cluster.facts()) == {first: 2}, "both run the old version again")
     (cluster.folder / "go").touch()
     assert [each.how for each in cluster.versions.versions("j")] == ["submitted", "upgraded", "upgrade halted"]
+    (past,) = cluster.facts().record.operations
+    assert past.outcome.startswith("halted: the upgrade of job j has halted: worker m0")
     cluster.wait_for_state(JobState.FINISHED)
     sequence.check(cluster.folder / "out")
 

@@ -19,6 +19,7 @@ class Guard:
 
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
 _CUTS: Final = "tests/store/test_cuts.py"
+_CLAIMS: Final = "tests/store/test_claims.py"
 _MOVED: Final = "tests/store/test_rescales.py"
 _RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
 _MOVES: Final = "tests/store/test_moving.py"
@@ -61,7 +62,12 @@ GUARDS: Final = (
     Guard("gate of keys", "commit", "if ARGV[2] == switch and tonumber(m[17]", "if false and tonumber(m[17]", _MOVED),
     Guard("arrival at a mark", "commit", "  arrive(gives)\n", "", _MOVED),
     Guard("end of one that comes back", "rescale", "if ended[k] ~= '9007199254740991' then", "if false then", _MOVED),
-    Guard("no cut among an operation", "cut", "if o[1] then return {-10", "if false then return {-10", _MOVED),
+    Guard("no cut among an operation", "cut", "if other then return {-10", "if false then return {-10", _MOVED),
+    Guard("no upgrade beside another", "undertake", "if other then return {-1,", "if false then return {-1,", _CLAIMS),
+    Guard("no rescale beside one", "begin", "if other then return {-1,", "if false then return {-1,", _CLAIMS),
+    Guard("claim of an upgrade", "carry", "if not o[1] or o[1] ~= ARGV[1] then return {-1} end", "", _CLAIMS),
+    Guard("claim, what workers run", "rollout", "if ARGV[3] ~= '' and call", "if false and call", _CLAIMS),
+    Guard("claim, a new version", "version", "if ARGV[5] ~= '' and call", "if false and call", _CLAIMS),
     Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
     Guard("nothing in flight", "cut", "if suspends and m[3] ~= ", "if false and m[3] ~= ", _SUSPENDS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),

@@ -83,6 +83,30 @@ def test_a_stage_goes_down_and_up_again_and_its_partitions_come_back(make: Make)
     assert job.jobs.facts("j").operation is None
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 7), (7, 4)])
+def test_owners_that_hear_of_a_switch_serve_its_stage_before_all_tickets(make: Make, before: int, after: int) -> None:
+    job = make(sequence_pipeline(2), partitions=before, limits=SMALL)
+    job.assign()
+    job.send(numbered(KEYS, 3))
+    job.run_until_idle()
+    job.begin_rescale(1, after)
+    job.switch()
+    job.assign("w0", job.homeless(), is_told=False)
+    job.ends.clear()
+
+    job.look()
+
+    served = [place for _, place, _ in job.ends]
+    assert set(served) == {(1, number) for number in range(max(before, after))}
+    removed = [(1, number) for number in range(after, before)]
+    assert served[: len(removed)] == removed
+    assert not any(job.meta((1, number)).get("gate", "0") != "0" for number in range(after))
+    job.run_until_idle()
+    assert job.settle()
+    job.run_to_the_end()
+    assert_sequence(job, KEYS, 3)
+
+
 # Time.
 
 

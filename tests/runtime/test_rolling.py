@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import Pipeline, read, write
-from pipeline.errors import SinkError
+from pipeline.cli.exits import JobFailed
+from pipeline.cli.upgrading import RENEW_SECONDS, Holding
+from pipeline.errors import OperationLost, SinkError
 from pipeline.lifecycle import JobState
+from pipeline.operations import Phase
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
+from pipeline.store.claims import ClaimStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -24,7 +29,7 @@ from stages import publishing
 from stages.publishing import ResultPublisher
 from stages.rolling import LEAVE_SECONDS, Rolling
 from stages.supervision import ChildSpec, ChildState, ChildStatus
-from tests.runtime.harness import HandClock, LocalJob
+from tests.runtime.harness import FlakyScripts, HandClock, LocalJob
 
 
 class FakeAgent:
@@ -124,6 +129,65 @@ def test_a_worker_stays_when_the_change_is_called_off_in_time(bench: Bench) -> N
     bench.rolling.run_once()
 
     assert (bench.agent.replaced, bench.leaving()) == ([], False)
+
+
+# the operation that an upgrade is
+
+NEW = Version("upgraded", "c2", "f", "b.py", "me@here")
+
+
+def outcomes(bench: Bench) -> list[str]:
+    return [past.outcome for past in bench.job.jobs.read("j").operations]
+
+
+def test_how_an_upgrade_ends_is_written_down(bench: Bench) -> None:
+    claims = ClaimStore(bench.job._scripts)
+    with Holding(claims, "j", NEW):
+        assert outcomes(bench) == []
+    with suppress(KeyboardInterrupt), Holding(claims, "j", NEW):
+        raise KeyboardInterrupt
+    with suppress(JobFailed), Holding(claims, "j", NEW):
+        raise JobFailed("worker w0 has not come back")
+
+    assert outcomes(bench) == ["done", "interrupted", "halted: worker w0 has not come back"]
+    assert bench.job.jobs.facts("j").operation is None
+
+
+def test_a_command_says_that_it_is_at_work_also_after_an_outage(bench: Bench) -> None:
+    scripts = FlakyScripts(bench.job.client)
+
+    def told() -> tuple[int, int]:
+        operation = bench.job.jobs.facts("j").operation
+        assert operation is not None
+        return operation.done, operation.total
+
+    with Holding(ClaimStore(scripts), "j", NEW, bench.clock) as holding:
+        scripts.break_call("before")
+        holding.say(Phase.ROLLING, 1, 3)
+        assert told() == (0, 0)
+        bench.clock.now += RENEW_SECONDS
+        holding.keep()
+        assert told() == (1, 3)
+        calls = len(scripts.calls)
+        holding.keep()
+        assert len(scripts.calls) == calls
+
+
+def test_a_command_that_was_taken_for_gone_stops_and_ends_nothing(bench: Bench) -> None:
+    claims = ClaimStore(bench.job._scripts)
+    old = Holding(claims, "j", NEW)
+    bench.job.client.hset(keys.operation("j"), "until", 1)
+    new = Holding(claims, "j", NEW)
+
+    with pytest.raises(OperationLost, match="was given up"):
+        old.say(Phase.ROLLING, 1, 3)
+    with suppress(OperationLost), old:
+        raise OperationLost("it was given up")
+    assert outcomes(bench) == ["given up: its command is gone"]
+    assert bench.job.jobs.facts("j").operation is not None
+    with new:
+        pass
+    assert outcomes(bench) == ["given up: its command is gone", "done"]
 
 
 # publishing

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from bench import Bench, Hand
 
+from pipeline.control import Repartitioned, read_control
 from pipeline.errors import Busy, JobStateError, StaleTerm
 from pipeline.lifecycle import JobState
 from pipeline.messages import EndOfInput, Table
@@ -88,7 +89,7 @@ def test_only_one_operation_at_a_time_and_no_savepoint_meanwhile(bench: Bench) -
         CutStore(bench.scripts, "j", bench.plan).cut("s")
     a_store(bench).call_off("j")
     CutStore(bench.scripts, "j", bench.plan).cut("s")
-    with pytest.raises(Busy, match="savepoint is being written"):
+    with pytest.raises(Busy, match="the savepoint s is being written"):
         begin(bench, 4)
 
 
@@ -378,3 +379,14 @@ def test_an_empty_new_partition_is_idle_behind_its_mark(bench: Bench) -> None:
 
     hand.commit(Position("1-1"), table=2)
     assert hand.commit(mode="more", table=2) == Idle()
+
+
+def test_workers_are_told_of_a_switch(bench: Bench) -> None:
+    last = bench.client.xrevrange(keys.control("j"), count=1)[0][0].decode()
+
+    rescaled(bench, 2)
+
+    owner = bench.owner()
+    assert owner.wait_for_control(last, 1) != last
+    assert read_control(bench.client.xrevrange(keys.control("j"), count=1)[0][1]) == Repartitioned(2)
+    assert owner.still_stages() == (frozenset(), 2)

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from pipeline import Pipeline, count, read, write
-from pipeline.cli.console import console_lines
 from pipeline.cli.following import memory_pressure
 from pipeline.cli.progress import StageRow, duration, plain_line, progress_table, records_read, stage_rows
 from pipeline.cli.reports import Result, result_lines, status_json, status_lines
@@ -22,6 +21,7 @@ from pipeline.plan import SinkPlan, compile_plan
 from pipeline.positions import START
 from pipeline.records import Batch
 from pipeline.settings import Limits
+from pipeline.sinks.lines import console_lines
 from pipeline.sinks.publisher import Published
 from pipeline.store.letters import DeadLetter
 

@@ -16,7 +16,7 @@ from pipeline.facts import JobFacts, OutputFacts, PartitionFacts, WorkerFacts
 from pipeline.plan import SinkPlan
 from pipeline.scaling.decision import Decision, decide
 from pipeline.scaling.history import MOMENTS, History
-from pipeline.scaling.policies import Kind
+from pipeline.scaling.policies import Kind, ds2, watermarks
 from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
 
@@ -79,6 +79,35 @@ def test_busy_time_of_a_worker_that_ended_or_is_new_is_not_lost_and_not_invented
 
     # 4 + 3, then 2, then at most the ten seconds since the last look, then 0.5; a sum that fell counts for nothing.
     assert history._moments[-1].busy[1] - history._moments[0].busy[1] == pytest.approx(19.5)
+
+
+def test_a_paused_stage_and_what_is_stuck_before_it_are_stopped_and_ask_for_nothing() -> None:
+    plan = a_plan([("source", (), 2), ("hop", (0,), 2), ("count", (1,), 2), ("beside", (0,), 2)])
+    record = replace(a_record(plan, SCALING, 2), plan=plan)
+
+    def look(second: float, ring: str, still: dict[str, int]) -> JobFacts:
+        came = int(1000 * second)
+        parts = [a_partition((stage, 0), came, 0, came) for stage in (1, 2)]
+        parts = [replace(part, ring=ring) if part.stage == 1 else part for part in parts]
+        return replace(a_look(second, *parts, workers=(a_worker(),)), record=replace(record, still=still))
+
+    def load(ring: str, **still: int) -> Any:
+        looks = [look(second, ring, still) for second in (1, 31)]
+        found = seen(*looks).load(looks[-1], Scaling(1, 4, warm_up_seconds=0.0, window_seconds=60.0))
+        assert found is not None
+        return found
+
+    def stopped(ring: str, **still: int) -> list[str]:
+        return [stage.name for stage in load(ring, **still).stages if stage.is_stopped]
+
+    assert stopped("w") == []
+    assert stopped("1", count=1) == ["count"]
+    assert stopped("w", count=1) == ["hop", "count"]
+    assert load("w", count=1).oldest_seconds == 0.0
+    assert watermarks(load("w"), SCALING).wanted == 3
+    assert watermarks(load("w", count=1), SCALING).kind is Kind.DOWN
+    assert ds2(load("w", count=1), SCALING).kind is Kind.DOWN
+    assert ds2(load("w"), SCALING).kind is Kind.UNKNOWN
 
 
 @pytest.mark.parametrize(

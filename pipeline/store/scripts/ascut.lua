@@ -5,8 +5,12 @@
 local found = {}
 for k = 1, #KEYS, 2 do
   local page = call(ARGV[1] == 'z' and 'ZSCAN' or 'HSCAN', KEYS[k], ARGV[2 + (k + 1) / 2], 'COUNT', ARGV[2])
-  local names, pairs_ = {}, {}
-  for i = 1, #page[2], 2 do names[#names + 1] = page[2][i] end
+  local size, names, pairs_ = call('HLEN', KEYS[k + 1]), {}, {}
+  if size == 0 then
+    pairs_ = page[2]
+  else
+    for i = 1, #page[2], 2 do names[#names + 1] = page[2][i] end
+  end
   for i = 1, #names, 4000 do
     for n, old in ipairs(call('HMGET', KEYS[k + 1], unpack(names, i, math.min(i + 3999, #names)))) do
       local at = 2 * (i + n - 1) - 1
@@ -18,7 +22,7 @@ for k = 1, #KEYS, 2 do
   end
   local kept = 0
   if page[1] == '0' then
-    kept = call('HLEN', KEYS[k + 1]) > 2 * tonumber(ARGV[2]) and 1 or call('HGETALL', KEYS[k + 1])
+    kept = size > 2 * tonumber(ARGV[2]) and 1 or call('HGETALL', KEYS[k + 1])
   end
   found[#found + 1] = {page[1], pairs_, kept}
 end

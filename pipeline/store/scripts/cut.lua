@@ -24,8 +24,12 @@ if j[2] then
   local s = call('HMGET', record, 'name', 'until')
   return {-1, s[1] or '', math.max(0, tonumber(s[2] or 0) - ms)}
 end
-local o = call('HMGET', string.sub(job, 1, -5) .. ':operation', 'id', 'about', 'phase', 'begun_at')
-if o[1] then return {-10, o[2] or '', o[3] or '', math.max(0, ms - (tonumber(o[4]) or ms))} end
+local operation = string.sub(job, 1, -5) .. ':operation'
+local found = uncountable(job, 'now', 'ahead')
+if found then return refusal(found) end
+local other, is_gone, strange = under_way(job, operation)
+if strange then return refusal(strange) end
+if other then return {-10, unpack(other)} end
 if ARGV[8] ~= '' and j[6] ~= ARGV[8] then return {-4} end
 local suspends = ARGV[7] == 'suspended'
 if ARGV[6] ~= '' and j[1] ~= 'running' and (suspends or j[1] ~= 'draining') then return {-3, j[1]} end
@@ -49,4 +53,5 @@ if ARGV[6] ~= '' then
   enter(job, ARGV[7], ARGV[6])
   call('XADD', control, 'MAXLEN', '~', 1000, '*', 'kind', 'State', 'state', ARGV[7])
 end
+if is_gone then end_operation(job, operation, GONE) end
 return {1, tonumber(epoch), at}

@@ -284,6 +284,21 @@ local function end_operation(job, operation, outcome)
   call('HSET', job, 'operations', table.concat(lines, '\n'))
 end
 
+-- The operation that keeps others from beginning: {what it is, its phase, milliseconds since it began}, or nothing where
+-- there is none. One whose command was not heard until its time keeps nobody: the second answer, for whoever begins to
+-- end it by `end_operation`; behind that, what is foreign in it.
+local function under_way(job, operation)
+  local o = call('HMGET', operation, 'id', 'about', 'phase', 'begun_at', 'until')
+  if not o[1] then return end
+  local found = no_number(operation, {'begun_at', 'until'}, {o[4], o[5]}) or uncountable(operation, 'switched_at')
+  if found then return nil, false, found end
+  local time = now(job)
+  if o[5] and tonumber(o[5]) < time then return nil, true end
+  return {o[2] or '', o[3] or '', math.max(0, time - tonumber(o[4] or time))}
+end
+
+local GONE = 'given up: its command is gone'
+
 -- Those that a partition gives keys to (`tells` in its meta), as `arrive` needs them; or nothing, and what is foreign there.
 -- `promised`: pairs that its log holds beside what is written there by now.
 local function receivers(root, meta, log, promised)

@@ -1,7 +1,7 @@
 -- The switch: from here on the keys of one stage go to another number of partitions. All inboxes of the stage are marked
 -- with a Table entry; a partition *arrives* when all in front of its mark is committed, and passes its mark when all have
 -- arrived that give keys to it (`gate`). What has arrived already is counted here, the rest by commit.lua.
--- KEYS: leader, job, operation, then inbox, meta, log, waiting of each partition that the stage has or gets, then the logs of
+-- KEYS: leader, job, operation, control, then inbox, meta, log, waiting of each partition that the stage has or gets, then the logs of
 --   the partitions that it feeds
 -- ARGV: leader token, operation id, table version until now, number of partitions until now, number from now on, stage, plan,
 --   then for each partition those that it gives keys to, with a space between
@@ -9,10 +9,10 @@
 --   {-3} the table has changed, {-5} the job does not run, {-6} this run of the server is not adopted yet, {-7} the stage is
 --   ending, {-9} partitions that come back have ended, and those behind have not heard of it yet
 -- The first write is an HDEL, which a Redis without memory lets through.
-local leader, job, operation = KEYS[1], KEYS[2], KEYS[3]
+local leader, job, operation, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local before_n, after_n, stage = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local all = math.max(before_n, after_n)
-local key = foreign({job, 'hash', operation, 'hash'})
+local key = foreign({job, 'hash', operation, 'hash', control, 'stream'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 if not leads(leader, ARGV[1]) then return {-1} end
 local o = call('HMGET', operation, 'id', 'phase')
@@ -29,7 +29,7 @@ local started = call('TIME')
 -- The partitions: where each stands, and what could fail.
 local parts, comes_back = {}, {}
 for n = 0, all - 1 do
-  local at = 4 + 4 * n
+  local at = 5 + 4 * n
   local part = {inbox = KEYS[at], meta = KEYS[at + 1], log = KEYS[at + 2], waiting = KEYS[at + 3], gate = 0}
   key = foreign({part.inbox, 'stream', part.meta, 'hash', part.log, 'hash', part.waiting, 'hash'})
   if key then return redis.error_reply('WRONGTYPE ' .. key) end
@@ -64,7 +64,7 @@ end
 local senders, fresh, lowest = {}, {}, {}
 for n = 0, before_n - 1 do senders[#senders + 1] = 'w:' .. stage .. '.' .. n end
 for n = before_n, all - 1 do fresh[#fresh + 1] = 'w:' .. stage .. '.' .. n end
-for i = 4 + 4 * all, #KEYS do
+for i = 5 + 4 * all, #KEYS do
   if #fresh == 0 then break end
   key = foreign({KEYS[i], 'hash'})
   if key then return redis.error_reply('WRONGTYPE ' .. key) end
@@ -131,5 +131,6 @@ end
 local time, ahead = now(job)
 keep_time(job, time, ahead)
 call('HSET', operation, 'phase', 'settling', 'switched_at', int(time), 'since', int(time))
+call('XADD', control, 'MAXLEN', '~', 1000, '*', 'kind', 'Table', 'table', version)
 local ended = call('TIME')
 return {1, math.floor((ended[1] - started[1]) * 1000 + (ended[2] - started[2]) / 1000)}

@@ -1,0 +1,142 @@
+"""Word count with running counts on the Spark engine: records/s of the generic path, every count checked.
+
+    python benchmarks/bulk.py                 # about a minute
+    python benchmarks/bulk.py --words 8000000 --rounds 5 --partitions 8
+
+A text of a Zipf-like vocabulary is split into words, and each word emits its running count into JSON Lines files, whose
+rows are checked: a gap, a repeat or a swap of a word's counts ends the run. A second pipeline is one key for all
+records, as the worst skew there is. This file is also the pipeline that Spark's tasks load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from pipeline import Pipeline, count, read, write
+
+FOLDER = Path(os.environ.get("BULK_FOLDER", "/tmp/celeriac-bulk-benchmark"))
+WORDS_A_LINE = 10
+VOCABULARY = 50_000
+SAMPLE_LINES = 40_000
+
+flow = Pipeline("bench_bulk")
+(
+    flow.source(read.text(FOLDER / "text"), name="lines")
+    .flat_map(str.split, name="words")
+    .key_by(lambda word: word, name="by_word")
+    .aggregate(count(), name="running_count")
+    .sink(write.jsonl(FOLDER / "counts"), name="counts")
+)
+
+skewed = Pipeline("bench_bulk_skewed")
+(
+    skewed.source(read.text(FOLDER / "text"), name="lines")
+    .flat_map(str.split, name="words")
+    .key_by(lambda _word: "all", name="one_key")
+    .aggregate(count(), name="running_count")
+    .last(name="final_count")
+    .sink(write.jsonl(FOLDER / "skewed"), name="counts")
+)
+
+many = Pipeline("bench_bulk_many_keys")
+(
+    many.source(read.iterable(lambda: range(int(os.environ.get("BULK_KEYS", "1000000")))), name="numbers")
+    .key_by(lambda number: number, name="by_number")
+    .aggregate(count(), name="running_count")
+    .last(name="final_count")
+    .sink(write.jsonl(FOLDER / "many"), name="counts")
+)
+
+
+def write_text(folder: Path, words: int) -> int:
+    """About so many words, in files of equal size; how many there are."""
+    rng = random.Random(7)
+    vocabulary = [f"word{number}" for number in range(VOCABULARY)]
+    weights = [1 / (rank + 1) for rank in range(VOCABULARY)]
+    drawn = rng.choices(vocabulary, weights, k=SAMPLE_LINES * WORDS_A_LINE)
+    lines = [" ".join(drawn[at : at + WORDS_A_LINE]) for at in range(0, len(drawn), WORDS_A_LINE)]
+    folder.mkdir(parents=True)
+    copies = max(1, round(words / len(drawn)))
+    for number in range(copies):
+        (folder / f"{number:03d}.txt").write_text("\n".join(lines) + "\n")
+    return copies * len(drawn)
+
+
+def check(folder: Path, words: int) -> None:
+    """Every word's counts are 1, 2, 3, ... in the order of the rows."""
+    reached: dict[str, int] = {}
+    rows = 0
+    for key, value in _rows(folder):
+        if value != reached.get(key, 0) + 1:
+            sys.exit(f"WRONG: {key!r} went from {reached.get(key, 0)} to {value}")
+        reached[key] = value
+        rows += 1
+    if rows != words:
+        sys.exit(f"WRONG: {words:,} words were read, {rows:,} came out")
+
+
+def _rows(folder: Path) -> Iterator[tuple[str, int]]:
+    decode = msgspec.json.Decoder().decode
+    for path in sorted(folder.glob("part-*")):
+        with path.open("rb") as file:
+            for line in file:
+                row = decode(line)
+                yield row["key"], row["value"]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--words", type=int, default=4_000_000)
+    options.add_argument("--keys", type=int, default=1_000_000, help="distinct keys in one partition")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--partitions", type=int, default=4)
+    options.add_argument("--master", default="local[2,4]")
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory(prefix="celeriac-bulk-") as folder:
+        os.environ["BULK_FOLDER"], os.environ["BULK_KEYS"] = folder, str(asked.keys)
+        measure(asked, Path(folder))
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> None:
+    # Not at the top: tasks load this file too.
+    from pipeline.spark.bulk.engine import BulkOptions, open_session, run_bulk
+
+    words = write_text(folder / "text", asked.words)
+    started = perf_counter()
+    session = open_session(asked.master)
+    session.range(10).count()
+    print(f"load           {os.getloadavg()[0]:12.1f} on {len(os.sched_getaffinity(0))} cores")
+    print(f"session        {perf_counter() - started:12.1f} s")
+    rates = []
+    for number in range(asked.rounds):
+        result = run_bulk(__file__ + ":flow", session, BulkOptions(partitions=asked.partitions))
+        rates.append(words / result.seconds)
+        if number == 0:
+            check(folder / "counts", words)
+        work = sum(counts.seconds for counts in result.stages)
+        print(
+            f"running count  {rates[-1]:12,.0f} records/s   {words:,} words in {result.seconds:.1f} s,"
+            f" {work:.1f} s of it in operators and files"
+        )
+    print(f"median         {sorted(rates)[len(rates) // 2]:12,.0f} records/s   all counts right")
+    for name, records in (("skewed", words), ("many", asked.keys)):
+        result = run_bulk(
+            f"{__file__}:{name}", session, BulkOptions(partitions=1 if name == "many" else asked.partitions)
+        )
+        label = "one key" if name == "skewed" else "keys, one task"
+        print(f"{label:15s}{records / result.seconds:12,.0f} records/s   {records:,} records in {result.seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""State for benchmarks, put into Redis as commits would have put it, and much faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.codec import encode_value, state_field
+from pipeline.keying import group_of
+from pipeline.store import keys
+
+_BATCH = 2_000
+
+
+def fill_state(
+    client: Any, job: str, stage: int, operator: str, megabytes: int, value_bytes: int = 1_000
+) -> Iterator[tuple[int, bytes]]:
+    """State of keys `old-…`, so many megabytes with their names; the (key group, field) of each as it is written."""
+    value, size, number = encode_value("v" * value_bytes), 0, 0
+    while size < megabytes << 20:
+        pipe = client.pipeline(transaction=False)
+        for _ in range(_BATCH):
+            key = f"old-{number:09}"
+            group, field = group_of(key), state_field(operator, key)
+            pipe.hset(keys.state(job, stage, group), field, value)
+            number, size = number + 1, size + len(field) + len(value)
+            yield group, field
+        pipe.execute()

@@ -1,0 +1,137 @@
+"""`celeriac backfill`: history in bulk on Spark, and a savepoint with which a live job goes on behind it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.bulk import OnSpark, SparkOptions, need_engine
+from pipeline.cli.exits import HELP, Exit
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.options import DEBUG, job_id
+from pipeline.cli.savepoints import FOLDER, summary
+from pipeline.cli.screen import Screen
+from pipeline.cli.submitting import PARTITIONS
+from pipeline.errors import SavepointError
+from pipeline.loader import load_graph
+from pipeline.settings import Limits
+
+if TYPE_CHECKING:
+    from pipeline.savepoints.places import Place
+    from pipeline.spark.bulk.engine import BulkRun
+
+
+@click.command(epilog=HELP)
+@click.argument("target", metavar="FILE.py[:NAME]")
+@click.option("--to", "folder", metavar="FOLDER", default=FOLDER, show_default=True, help="The savepoint's folder.")
+@click.option(
+    "--savepoint", "name", metavar="NAME", callback=job_id, help="Its name. Default: pipeline, time, letters."
+)
+@click.option(
+    "--until",
+    "cuts",
+    metavar="SOURCE=COUNT",
+    multiple=True,
+    help="Read the first COUNT records of a source only. Default: all that is there.",
+)
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Put the results of the history below this folder. Default: NAME.results.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 256),
+    default=PARTITIONS,
+    show_default=True,
+    help="Partitions of each stage; a live job may have others.",
+)
+@click.option("--master", metavar="URL", help="The Spark master. Default: local[*].")
+@click.option("--remote", metavar="sc://HOST:PORT", help="A Spark Connect server.")
+@click.option(
+    "--scratch",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder that all hosts of Spark share, for what stages hand on.",
+)
+@click.option("--quiet", is_flag=True, help="Show errors only.")
+@DEBUG
+@click.pass_obj
+def backfill(
+    interrupts: Interrupts,
+    target: str,
+    folder: str,
+    name: str | None,
+    cuts: tuple[str, ...],
+    results: Path | None,
+    partitions: int,
+    master: str | None,
+    remote: str | None,
+    scratch: Path | None,
+    quiet: bool,
+) -> Exit:
+    """Process what is there already in bulk on Spark, and leave a savepoint for a live job.
+
+    `run` or `submit` with --from-savepoint goes on with the next record of each source. Sources that producers feed, or
+    that are followed, are left to it. The savepoint is written last: a backfill that was killed left none, and is run
+    again.
+    """
+    if master is not None and remote is not None:
+        raise click.UsageError("give either --master or --remote")
+    counts = _counts(cuts)
+    need_engine()
+    from pipeline.savepoints.manifest import new_name
+    from pipeline.savepoints.places import place_of
+    from pipeline.spark.bulk.beginning import first_records
+
+    graph = load_graph(target)
+    place = place_of(folder)
+    name = name or new_name(_plain(graph.name), time.localtime())
+    if name in place.names():
+        raise SavepointError(f"there is a savepoint {name} in {place.url} already", hint="choose another --savepoint")
+    more = {
+        "ranges": first_records(graph, counts, Limits()),
+        "results": results or Path(f"{name}.results"),
+        "leaves_followed": True,
+        "keeps_state": True,
+        "ends_input": False,
+        "job": name,
+    }
+    job = OnSpark(target, partitions, SparkOptions(master, remote, scratch), Screen(quiet), interrupts)
+    with interrupts.deferred():
+        return job.run(more, partial(_hand_over, place=place, name=name, target=target))
+
+
+def _hand_over(run: BulkRun, place: Place, name: str, target: str) -> list[str]:
+    from pipeline.spark.bulk.handover import write_savepoint
+
+    started = time.monotonic()
+    manifest = write_savepoint(run, place, name)
+    url = f"{place.url.rstrip('/')}/{name}"
+    return [
+        f"savepoint {url}: {summary(manifest)}, in {time.monotonic() - started:.1f} s",
+        f"go on live, from the next record: celeriac run {target} --from-savepoint {url}",
+    ]
+
+
+def _counts(cuts: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for cut in cuts:
+        source, is_cut, count = cut.rpartition("=")
+        if not is_cut or not source or not count.isdecimal():
+            raise click.UsageError(f"--until {cut!r}: give SOURCE=COUNT, as lines=250000")
+        if source in found:
+            raise click.UsageError(f"--until: the source {source!r} is named twice")
+        found[source] = int(count)
+    return found
+
+
+def _plain(name: str) -> str:
+    """The pipeline's name as the beginning of a savepoint's."""
+    return re.sub(r"[^A-Za-z0-9]", "-", name)[:60].strip("-") or "flow"

@@ -1,0 +1,246 @@
+"""`celeriac run --engine spark`: its options, and the run from the file to the exit code. PySpark is an extra."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.core import ParameterSource
+
+from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.progress import duration
+from pipeline.cli.reports import error_line, given_words, published_words
+from pipeline.cli.screen import Screen
+from pipeline.errors import CeleriacError, EnvironmentFault
+from pipeline.records import Batch
+from pipeline.sinks.lines import console_lines
+
+if TYPE_CHECKING:
+    from pipeline.plan import Plan, StagePlan
+    from pipeline.spark.bulk.engine import BulkResult, BulkRun
+
+ENGINES: Final = ("celery", "spark")
+
+MASTER_VARIABLE: Final = "CELERIAC_SPARK_MASTER"
+
+SHOWN_LETTERS: Final = 3
+
+_FOR_SPARK: Final = frozenset(
+    {
+        "target",
+        "partitions",
+        "engine",
+        "master",
+        "remote",
+        "scratch",
+        "savepoint_url",
+        "allow_dropped",
+        "allow_edits",
+        "quiet",
+        "debug",
+    }
+)
+"""Parameters of the command that the Spark engine has a use for."""
+
+_SPARK_ONLY: Final = ("master", "remote", "scratch")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where Spark runs: here, at a master, or behind a Connect server. `scratch`: a folder that all of it can see."""
+
+    master: str | None
+    remote: str | None
+    scratch: Path | None
+
+    @property
+    def shown(self) -> str:
+        """Without what follows the address of a server: a token may be there."""
+        return (self.remote or self.master or "this machine").partition(";")[0]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether tasks run on other hosts."""
+        return self.remote is not None or (self.master is not None and not self.master.startswith("local"))
+
+
+def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --engine, --master, --remote and --scratch; the command gets `spark`, None for the live engine."""
+
+    @click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default="celery",
+        show_default=True,
+        help="celery: live, on Redis and workers; spark: in bulk, on Spark.",
+    )
+    @click.option(
+        "--master",
+        metavar="URL",
+        envvar=MASTER_VARIABLE,
+        show_envvar=True,
+        help="With --engine spark: the Spark master. Default: local[*].",
+    )
+    @click.option("--remote", metavar="sc://HOST:PORT", help="With --engine spark: a Spark Connect server.")
+    @click.option(
+        "--scratch",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="With --engine spark: a folder that all its hosts share, for what stages hand on.",
+    )
+    @wraps(command)
+    def with_spark(
+        *args: Any, engine: str, master: str | None, remote: str | None, scratch: Path | None, **options: Any
+    ) -> Any:
+        _check(engine, click.get_current_context())
+        # An empty variable is none; one that is set says nothing against a server that is named.
+        spark = SparkOptions(None if remote else master or None, remote, scratch) if engine == "spark" else None
+        return command(*args, spark=spark, **options)
+
+    return with_spark
+
+
+def _check(engine: str, context: click.Context) -> None:
+    """Refuses options of the other engine. A variable in the place of one may stand."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and engine == "spark" and name not in _FOR_SPARK:
+            raise click.UsageError(
+                f"{parameter.opts[-1]} makes no sense with --engine spark, which has no Redis and no workers"
+            )
+        if is_given and engine != "spark" and name in _SPARK_ONLY:
+            raise click.UsageError(f"{parameter.opts[-1]} goes with --engine spark")
+    given = [context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("master", "remote")]
+    if all(given):
+        raise click.UsageError("give either --master or --remote")
+
+
+@dataclass(frozen=True, slots=True)
+class OnSpark:
+    """A pipeline that is to run on Spark. `partitions` 0: two for each core."""
+
+    target: str
+    partitions: int
+    spark: SparkOptions
+    screen: Screen
+    interrupts: Interrupts
+
+    def run(self, more: Mapping[str, Any], then: Callable[[BulkRun], list[str]] = lambda _: []) -> Exit:
+        """Runs it and publishes its results; `then` comes last, and says what it has done.
+
+        `more`: further options of the run. Raises what keeps it from starting by its type, JobFailed for what comes
+        later.
+        """
+        engine = need_engine()
+        screen, spark, interrupts = self.screen, self.spark, self.interrupts
+        console: dict[str, Callable[[Batch], None]] = {}
+        options = engine.BulkOptions(
+            partitions=self.partitions,
+            scratch=spark.scratch,
+            takers=console,
+            note=screen.warn,
+            shield=interrupts.deferred,
+            **more,
+        )
+        with screen, engine.BulkRun(self.target, options, remote=spark.is_elsewhere) as run:
+            try:
+                with interrupts.immediate():
+                    run.prepare()
+                    console.update(_printers(run.plan, screen))
+                    screen.note(f"run {run.job}: Spark on {spark.shown}")
+                    session = run.open(lambda: engine.open_session(spark.master, spark.remote))
+                    result, words = _work(run, session, screen, then)
+            except KeyboardInterrupt:
+                screen.warn(f"cancelled run {run.job}: nothing is published")
+                return Exit.INTERRUPTED
+            for line in [*result_lines(result), *words]:
+                screen.note(line)
+            return _report_letters(result, screen)
+
+
+def run_on_spark(job: OnSpark, savepoint_url: str | None, *, allow_dropped: bool, allow_edits: bool) -> Exit:
+    """Runs it to its end, from its beginning or from a savepoint. Raises as `OnSpark.run`, SavepointError."""
+    if savepoint_url is None:
+        return job.run({})
+    need_engine()
+    from pipeline.spark.bulk.beginning import begin_at
+
+    ranges, seed = begin_at(savepoint_url, job.target, allow_dropped=allow_dropped, allow_edits=allow_edits)
+    return job.run({"ranges": ranges, "seed": seed, "leaves_followed": True})
+
+
+def need_engine() -> Any:
+    """The module of the engine. Raises EnvironmentFault when Spark is not installed."""
+    try:
+        from pipeline.spark.bulk import engine
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault(f"Spark needs {error.name}", hint="pip install 'celeriac[spark]'") from error
+    return engine
+
+
+def _work(
+    run: BulkRun, session: Any, screen: Screen, then: Callable[[BulkRun], list[str]]
+) -> tuple[BulkResult, list[str]]:
+    def tell(stage: StagePlan) -> None:
+        screen.note(f"stage {stage.name} is computed")
+
+    try:
+        run.compute(session, tell)
+        return run.publish(), then(run)
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except CeleriacError as error:
+        raise JobFailed(f"the run {run.job} failed: {error}", hint=error.hint) from error
+
+
+def _printers(plan: Plan, screen: Screen) -> dict[str, Callable[[Batch], None]]:
+    return {
+        sink.name: lambda batch, sink=sink: screen.records(console_lines(sink, batch))  # type: ignore[misc]
+        for sink in plan.sinks
+        if sink.format == "console"
+    }
+
+
+def result_lines(result: BulkResult) -> list[str]:
+    """The summary at the end: what each stage did, and where the results are."""
+    stages = list(zip(result.plan.stages, result.stages, strict=True))
+    read = sum(counts.taken for stage, counts in stages if not stage.keyed)
+    lines = [f"run {result.job} finished", f"  read: {_count(read, 'record')}"]
+    for stage, counts in stages:
+        line = f"  stage {stage.name}: in {counts.taken:,}, out {counts.emitted:,}"
+        for number, words in ((counts.filtered, "filtered"), (counts.dead, "given up"), (counts.skipped, "skipped")):
+            line += f", {words} {number:,}" if number else ""
+        lines.append(f"{line}, {counts.seconds:.1f} s of work")
+    lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.published]
+    plans = {sink.name: sink for sink in result.plan.sinks}
+    lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]
+    return [*lines, f"  time: {duration(result.seconds)}"]
+
+
+def _report_letters(result: BulkResult, screen: Screen) -> Exit:
+    """Keeps what was given up in a file, and says so."""
+    if not result.letters:
+        return Exit.FINISHED
+    from pipeline.spark.bulk.kept import write_letters
+
+    path = Path.cwd() / f"{result.job}.dead-letters.jsonl"
+    write_letters(path, result.plan, result.letters, result.held)
+    held = f", {_count(len(result.held), 'record')} held behind" if result.held else ""
+    screen.warn(f"  dead letters: {_count(len(result.letters), 'record')} given up{held}, kept in {path}")
+    names = [letter.operator or result.plan.stage_name(letter.stage) for letter in result.letters[:SHOWN_LETTERS]]
+    lines = [
+        error_line(name, letter.error, letter.traceback)
+        for name, letter in zip(names, result.letters[:SHOWN_LETTERS], strict=True)
+    ]
+    for line in dict.fromkeys(lines):
+        screen.warn(line)
+    return Exit.DEAD_LETTERS
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,50 @@
+"""What commands show of lifecycle operations: the one under way, and those that have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.facts import JobFacts
+from pipeline.operations import About, Operation, PastOperation
+
+
+def operation_words(facts: JobFacts, operation: Operation) -> str:
+    """One line: what it is, since when, in which phase, and how far."""
+    about, words = operation.about, operation.words(facts.now_ms)
+    if about.kind == "upgrade":
+        is_gone = operation.is_abandoned(facts.now_ms)
+        gone = f"; its command is gone: `celeriac upgrade {facts.record.job} FILE` finishes it" if is_gone else ""
+        return f"{words}, by {about.by}: {operation.done} of {_count(operation.total, 'worker')}{gone}"
+    left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
+    more = f", {_count(left, 'partition')} not through yet" if left else ""
+    return f"{words}: from {about.before} to {about.to} partitions{more}"
+
+
+def operation_json(facts: JobFacts) -> dict[str, Any] | None:
+    """The one under way in `celeriac status --json`."""
+    operation = facts.operation
+    if operation is None:
+        return None
+    return {
+        "kind": operation.about.kind,
+        **about_json(operation.about),
+        "phase": operation.phase.value,
+        "begun_at_ms": operation.begun_at_ms,
+        "switched_at_ms": operation.switched_at_ms,
+        "done": operation.done,
+        "total": operation.total,
+        "is_abandoned": operation.is_abandoned(facts.now_ms),
+    }
+
+
+def about_json(about: About) -> dict[str, Any]:
+    """What fields of it are not there for its kind are empty, or 0."""
+    return {"stage": about.stage, "before": about.before, "to": about.to, "by": about.by, "code": about.code}
+
+
+def times_json(past: PastOperation) -> dict[str, Any]:
+    return {"begun_at_ms": past.begun_at_ms, "switched_at_ms": past.switched_at_ms, "outcome": past.outcome}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,242 @@
+"""What runs in a task of Spark: reads or receives batches, carries the kernel over them, ends the input, tells facts.
+
+A task of a keyed stage is one partition of it. It knows nothing of other tasks and keeps all state in memory; rows are
+given as they come, so all else is bounded. Run again it gives the same rows: its input has an order of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from pipeline.codec import decode_batch, encode_batch
+from pipeline.errors import RecordFailed
+from pipeline.kernel.stage import StageKernel
+from pipeline.plan import Plan, StagePlan
+from pipeline.programs.runners import Programs
+from pipeline.records import Batch, Timer
+from pipeline.spark.bulk.definition import Definition
+from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
+from pipeline.spark.bulk.faults import told
+from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
+from pipeline.spark.bulk.portions import Portions, are_alike, extend, merged
+from pipeline.spark.bulk.rows import (
+    COUNTS,
+    FILE,
+    HELD,
+    LETTER,
+    SPLIT,
+    START,
+    STATE,
+    TIMERS,
+    Row,
+    RowBuffer,
+    is_fact,
+    rows_of,
+)
+from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
+
+_STEP_RECORDS: Final = 4_000
+_STEP_BYTES: Final = 1 << 20
+_TIMERS_PER_STEP: Final = 2_000
+
+
+class Seed(Protocol):
+    """What a keyed stage begins with: plain data for tasks, opened in the task of its partition."""
+
+    def state(self, stage: StagePlan, partition: int) -> Iterable[tuple[str, Any, Any]]:
+        """(operator, key, state) of the keys of this partition."""
+
+    def timers(self, stage: StagePlan, partition: int) -> Iterable[Timer]:
+        """Those that are open."""
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """All that a task needs to know. Spark carries it to the executors.
+
+    handed: sinks whose records go to the driver. keeps_state: state and open timers are told at the end.
+    ends_input: at the end of a task's rows its input has ended, and all timers fire.
+    """
+
+    definition: Definition
+    plan: Plan
+    index: int
+    job: str
+    handed: frozenset[str]
+    keeps_state: bool = False
+    ends_input: bool = True
+    seed: Seed | None = None
+
+    @property
+    def stage(self) -> StagePlan:
+        return self.plan.stage(self.index)
+
+
+@dataclass(frozen=True)
+class EntryTask:
+    """Reads portions of a source. Its rows have the number of a portion as their one column."""
+
+    task: StageTask
+    portions: Portions
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with told():
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from self._read(number)
+
+    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
+        task, counted = self.task, dict[str, int]()
+        with ExitStack() as stack:
+            work = _Work(task, number, stack)
+            for piece in self.portions.read(number, task.plan.limits):
+                counted[piece.split] = piece.numbers
+                yield from work.run(decode_batch(piece.payload), [piece.payload])
+            for split, records in counted.items():
+                fact = encode_fact(SplitCount(task.stage.name, split, records))
+                work.rows.add_fact(SPLIT, fact, task.stage.name)
+            yield from work.finish()
+
+
+@dataclass(frozen=True)
+class KeyedTask:
+    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first."""
+
+    task: StageTask
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with told():
+            rows = (row for batch in batches for row in rows_of(batch))
+            start = next(rows, None)
+            if start is None:
+                return
+            if start.edge != START:
+                raise RecordFailed(f"stage {self.task.stage.name!r}: a partition has no start row")
+            yield from self._run(start.pid, rows)
+
+    def _run(self, partition: int, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+        with ExitStack() as stack:
+            work = _Work(self.task, partition, stack)
+            work.take_seed()
+            for batch, payloads in _gathered(self._of_stage(rows, work.rows)):
+                yield from work.run(batch, payloads)
+            yield from work.finish()
+
+    def _of_stage(self, rows: Iterator[Row], others: RowBuffer) -> Iterator[Row]:
+        """The rows for this stage. What tasks before it have told goes on to the driver."""
+        edge = self.task.stage.name
+        for row in rows:
+            if row.edge == edge:
+                yield row
+            elif is_fact(row.edge):
+                others.pass_on(row)
+
+
+def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
+    """Consecutive payloads that are run together: alike in their columns, and bounded in number and bytes."""
+    whole: Batch | None = None
+    payloads: list[bytes] = []
+    size = 0
+    for row in rows:
+        batch = decode_batch(row.payload)
+        if whole is not None:
+            fits = len(whole) + len(batch) <= _STEP_RECORDS and size < _STEP_BYTES and are_alike(whole, batch)
+            if fits:
+                extend(whole, batch)
+                payloads.append(row.payload)
+                size += len(row.payload)
+                continue
+            yield whole, payloads
+        whole, payloads, size = batch, [row.payload], len(row.payload)
+    if whole is not None:
+        yield whole, payloads
+
+
+class _Work:
+    """One task at work. What it opens is closed by the stack, whatever happens."""
+
+    def __init__(self, task: StageTask, partition: int, stack: ExitStack) -> None:
+        graph = stack.enter_context(task.definition.opened(task.job))
+        programs = Programs(graph.nodes)
+        stack.callback(programs.close)
+        kernel = StageKernel(graph, task.stage, programs.runners)
+        sinks = [sink for sink in task.plan.sinks if sink.name in task.stage.sinks and sink.name not in task.handed]
+        self._files = TaskFiles(task.job, sinks, task.index, partition)
+        stack.callback(self._files.close)
+        self.rows = RowBuffer(task.index, partition)
+        self._task, self._partition = task, partition
+        self._counts = Counts(task.index, partition)
+        encoder = BulkEncoder(task.plan, task.stage, partition, task.handed)
+        self._stepper = BulkStepper(kernel, encoder, task.stage.on_error, (task.index, partition))
+
+    def take_seed(self) -> None:
+        seed, stage = self._task.seed, self._task.stage
+        if seed is not None:
+            for operator, key, value in seed.state(stage, self._partition):
+                self._stepper.state[operator][key] = value
+            for timer in seed.timers(stage, self._partition):
+                self._stepper.timers.add(timer)
+
+    def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
+        """Applies the records of these payloads."""
+        started = perf_counter()
+        self._counts.taken += len(batch)
+        self._tell(self._stepper.run(batch, lambda: merged(payloads)))
+        self._counts.seconds += perf_counter() - started
+        yield from self.rows.full()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Ends the input, and tells the facts; the counts come last."""
+        started = perf_counter()
+        while self._task.ends_input and len(self._stepper.timers):
+            self._tell(self._stepper.fire(_TIMERS_PER_STEP))
+            yield from self.rows.full()
+        if self._task.keeps_state:
+            yield from self._state()
+        for sink, facts in self._files.finish():
+            self.rows.add_fact(FILE, facts.encode(), sink)
+        self._counts.seconds += perf_counter() - started
+        self.rows.add_fact(COUNTS, encode_fact(self._counts))
+        yield from self.rows.rest()
+
+    def _tell(self, outcome: Outcome) -> None:
+        counts = self._counts
+        for part in outcome.parts:
+            for row in part.rows:
+                self.rows.add(*row)
+            self._files.write(part.lines)
+            counts.emitted += part.emitted
+            counts.filtered += part.filtered
+            for sink, records in part.sunk.items():
+                counts.sunk[sink] = counts.sunk.get(sink, 0) + records
+        for letter in outcome.letters:
+            self.rows.add_fact(LETTER, encode_fact(letter), letter.operator)
+        for payload in outcome.held:
+            self.rows.add_fact(HELD, payload)
+        counts.dead += len(outcome.letters)
+        counts.held += len(outcome.held)
+        counts.skipped += outcome.skipped
+        if counts.dead + counts.held > self._task.plan.limits.dead_letters:
+            raise RecordFailed(
+                f"stage {self._task.stage.name!r} gave up more than {self._task.plan.limits.dead_letters:,} records",
+                hint="the last of them: " + (outcome.letters[-1].error if outcome.letters else "held behind others"),
+            )
+
+    def _state(self) -> Iterator[pa.RecordBatch]:
+        for operator, held in self._stepper.state.items():
+            for batch in state_rows(held):
+                self.rows.add_fact(STATE, encode_batch(batch), operator, len(batch))
+                yield from self.rows.full()
+        by_operator: dict[str, list[Timer]] = {}
+        for timer in self._stepper.timers:
+            by_operator.setdefault(timer.operator, []).append(timer)
+        for operator, timers in by_operator.items():
+            batch = Batch([timer.due for timer in timers], [timer.key for timer in timers])
+            self.rows.add_fact(TIMERS, encode_batch(batch), operator, len(batch))
+            yield from self.rows.full()

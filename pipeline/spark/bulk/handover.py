@@ -1,0 +1,172 @@
+"""The seam from bulk to live: what a run on Spark has made, as a savepoint that a live job begins with.
+
+A live job that is restored from it goes on with the next record of each split: senders are registered under their
+names, with the number of the last record that was read. Stages begin with nothing in flight, so numbers between them
+begin anew, and so do the counts of the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pipeline.books import FORGOTTEN
+from pipeline.codec import encode_value, state_field
+from pipeline.errors import SavepointError
+from pipeline.keying import group_of
+from pipeline.plan import STREAM_FORMATS, Plan, compile_plan, stream_name, stream_names
+from pipeline.reading.keytext import key_text
+from pipeline.savepoints.manifest import FORMAT, TABLES, Manifest, PartFile
+from pipeline.savepoints.places import Draft, Place
+from pipeline.savepoints.rows import state_row
+from pipeline.savepoints.tables import TableWriter
+from pipeline.spark.bulk.engine import BulkRun
+from pipeline.spark.bulk.letters import Letter
+
+_EPOCH: Final = 0
+_GENERATION: Final = 0
+
+
+def write_savepoint(run: BulkRun, place: Place, name: str) -> Manifest:
+    """The savepoint is at the place, whole, when this returns; nothing of it is there when it raises.
+
+    `run` has computed, with `keeps_state`, without `ends_input`. Raises SavepointError, also when a dead letter holds
+    its key: what is behind it would be lost, or come before it.
+    """
+    holding = sum(letter.holds for letter in run.facts.letters)
+    if holding:
+        raise SavepointError(
+            f"{holding:,} dead letters hold their keys, and a savepoint of a run on Spark has no place for what is"
+            " behind them",
+            hint="mend what fails, or give them up with dead_letter() in the place of hold_key(), and run it again",
+        )
+    draft = place.begin(name, run.job)
+    try:
+        manifest = _Handover(run).write(draft, name)
+        draft.publish(manifest.encode())
+    except BaseException:
+        draft.discard()
+        raise
+    return manifest
+
+
+def positions(run: BulkRun) -> dict[str, dict[str, int]]:
+    """Source -> split -> the number of its last record that was wanted and read; splits without one are left out."""
+    return {
+        source: {split: last for split, last in splits.items() if last} for source, splits in run.facts.splits.items()
+    }
+
+
+class _Handover:
+    def __init__(self, run: BulkRun) -> None:
+        self._run = run
+        # Its sinks are those of the pipeline, whatever the run has put in their place.
+        self._plan = compile_plan(run.graph, run.plan.stages[0].partitions, run.plan.limits)
+        self._keys: Counter[str] = Counter()
+        self._made_at_ms = int(time.time() * 1000)
+
+    def write(self, draft: Draft, name: str) -> Manifest:
+        tables: dict[str, tuple[PartFile, ...]] = {}
+        for table in TABLES:
+            writer = TableWriter(draft, table)
+            try:
+                for row in self._rows(table):
+                    writer.add(*row)
+                tables[table] = writer.close()
+            except BaseException:
+                writer.abandon()
+                raise
+        return Manifest(
+            format=FORMAT,
+            name=name,
+            job=self._run.job,
+            pipeline=self._plan.pipeline,
+            fingerprint=self._plan.fingerprint,
+            epoch=_EPOCH,
+            at_ms=self._made_at_ms,
+            generation=_GENERATION,
+            state="running",
+            plan=self._plan,
+            tables=tables,
+            outputs={stream: count + 1 for stream, count in self._outputs().items()},
+            keys=dict(self._keys),
+            in_flight=0,
+            letters=len(self._run.facts.letters),
+        )
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        match table:
+            case "facts":
+                for hash_, fields in facts_of(self._plan, positions(self._run), self._outputs()).items():
+                    yield from ((hash_, field.encode(), str(value).encode()) for field, value in fields.items())
+            case "state":
+                yield from self._state()
+            case "timers":
+                for stage, timer in self._run.timers():
+                    name = self._plan.stage(stage).name
+                    yield name, timer.operator, group_of(timer.key), key_text(timer.key), timer.due
+            case "letters":
+                for number, letter in enumerate(self._run.facts.letters):
+                    id_ = f"{self._made_at_ms}-{number}"
+                    yield from ((id_, field, value) for field, value in _letter_fields(letter).items())
+
+    def _state(self) -> Iterator[tuple[Any, ...]]:
+        for stage, operator, key, state in self._run.states():
+            _, text, shown = state_row(state_field(operator, key), encode_value(state))
+            self._keys[operator] += 1
+            yield self._plan.stage(stage).name, operator, group_of(key), text, shown.value, shown.packed
+
+    def _outputs(self) -> dict[str, int]:
+        """Stream -> how many results it would have had by now."""
+        found = dict.fromkeys(stream_names(self._plan), 0)
+        sunk = Counter[str]()
+        for stage in self._plan.stages:
+            sunk.update(self._run.facts.of_stage(stage.index).sunk)
+        for sink in self._plan.sinks:
+            if sink.format in STREAM_FORMATS:
+                found[stream_name(sink)] += sunk[sink.name]
+        return found
+
+
+def facts_of(
+    plan: Plan, positions: Mapping[str, Mapping[str, int]], outputs: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """What the hashes of a job hold, as a savepoint's table of facts has it, that has read so far and is at rest."""
+    found: dict[str, dict[str, Any]] = {"job": {"generation": _GENERATION, "table": 1}, "senders": {}}
+    for stage, partition in plan.partitions():
+        found[f"meta:{stage}.{partition}"] = {"rec": 0, "sub": 0, "bytes": 0, "term": 0}
+        found[f"log:{stage}.{partition}"] = {}
+    taken: Counter[tuple[int, int]] = Counter()
+    number = 1
+    for source in sorted(positions):
+        entry = plan.entry_stage(source)
+        for split, last in sorted(positions[source].items()):
+            at = entry.index, number % entry.partitions
+            found["senders"][f"n:{_GENERATION}/{source}/{split}"] = f"{number} {at[1]}"
+            found["log:{}.{}".format(*at)] |= {str(number): last, f"e:{number}": 0}
+            taken[at] += last
+            number += 1
+    found["senders"]["next"] = number
+    for place in plan.partitions():
+        count = taken[place]
+        found["meta:{}.{}".format(*place)] |= {"pos": f"{count + 1}-0", "head": count, "taken": count}
+    for stream, count in outputs.items():
+        found[f"outmeta:{stream}"] = {"head": count, "sub": 0}
+        found[f"outlog:{stream}"] = {FORGOTTEN: count}
+    return found
+
+
+def _letter_fields(letter: Letter) -> dict[bytes, bytes]:
+    """As a worker writes them."""
+    fields = {
+        "stage": str(letter.stage),
+        "partition": str(letter.partition),
+        "operator": letter.operator,
+        "error": letter.error,
+        "traceback": letter.traceback,
+        "kind": letter.kind,
+        **({"tried": "\n".join(letter.tried)} if letter.tried else {}),
+    }
+    return {name.encode(): text.encode() for name, text in fields.items()} | {b"payload": letter.payload}

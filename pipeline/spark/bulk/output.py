@@ -1,0 +1,124 @@
+"""What a step gives, turned into rows for Spark and lines for files: checked whole before any of it counts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.codec import encode_value
+from pipeline.errors import EncodingError
+from pipeline.kernel.contract import Step
+from pipeline.kernel.stage import State
+from pipeline.plan import Plan, SinkPlan, StagePlan
+from pipeline.routing import Router, payloads
+from pipeline.settings import Limits
+from pipeline.sinks.places import FILE_FORMATS
+from pipeline.sinks.rotation import Rotation, rotation_of
+from pipeline.sinks.rows import encode_rows
+from pipeline.sinks.staging import StagedFacts, StagingFile
+
+_MOST_TERM = 10**18
+
+
+@dataclass(slots=True)
+class Encoded:
+    """rows: (edge, partition, records, payload). lines: sink -> its lines, and how many."""
+
+    rows: list[tuple[str, int, int, bytes]] = field(default_factory=list)
+    lines: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    sunk: dict[str, int] = field(default_factory=dict)
+    emitted: int = 0
+    filtered: int = 0
+
+
+class BulkEncoder:
+    """Encodes the steps of one task. Sinks of `handed` are given to the driver, whatever their format."""
+
+    def __init__(self, plan: Plan, stage: StagePlan, partition: int, handed: Collection[str]) -> None:
+        self._limits = plan.limits
+        self._partition = partition
+        self._routers = {edge: Router(plan.stage(to).serving) for edge, to in stage.exchanges.items()}
+        self._sinks = {sink.name: sink for sink in plan.sinks if sink.name in stage.sinks}
+        self._handed = frozenset(handed)
+
+    def encode(self, step: Step, state: State) -> Encoded:
+        """Raises EncodingError for what cannot be stored: an output, a line of a file, or the state of a key."""
+        found = Encoded(filtered=step.filtered)
+        for edge, batch in step.outputs.items():
+            found.emitted += len(batch)
+            if edge in self._routers:
+                for number, part in self._routers[edge].split(batch).items():
+                    found.rows += [(edge, number, *entry) for entry in payloads(part, self._limits)]
+            elif edge in self._handed:
+                found.rows += [(edge, self._partition, *entry) for entry in payloads(batch, self._limits)]
+            else:
+                found.lines[edge] = (encode_rows(self._sinks[edge], batch), len(batch))
+            if edge in self._sinks:
+                found.sunk[edge] = len(batch)
+        check_state(step.changed, state, self._limits)
+        return found
+
+
+def check_state(changed: Mapping[str, Collection[Any]], state: State, limits: Limits) -> None:
+    """Raises EncodingError when the state of a changed key cannot be stored, in the words of the live engine."""
+    for operator, keys in changed.items():
+        held = state[operator]
+        present = [key for key in keys if key in held]
+        try:
+            if len(encode_value([held[key] for key in present])) <= limits.record_bytes:
+                continue
+        except EncodingError:
+            pass  # which one it is, is found below
+        for key in present:
+            size = len(encode_value(held[key]))
+            if size > limits.record_bytes:
+                raise EncodingError(f"the state of key {key!r} in {operator!r} has {size} bytes")
+
+
+class TaskFiles:
+    """The staging files of one task. Each attempt has names of its own; those of one that failed are never named."""
+
+    def __init__(self, job: str, sinks: Sequence[SinkPlan], stage: int, partition: int) -> None:
+        self._job = job
+        self._sinks = {sink.name: sink for sink in sinks if sink.format in FILE_FORMATS}
+        self._rotations: dict[str, Rotation | None] = {name: rotation_of(sink) for name, sink in self._sinks.items()}
+        self._place = (stage, partition, secrets.randbelow(_MOST_TERM))
+        self._attempts: dict[str, int] = {}
+        self._open: dict[str, StagingFile] = {}
+        self._sizes: dict[str, int] = {}
+        self._full: list[tuple[str, StagedFacts]] = []
+
+    def write(self, lines: Mapping[str, tuple[bytes, int]]) -> None:
+        """Raises SinkError. Blocks on the disk."""
+        for sink, (data, records) in lines.items():
+            if not records:
+                continue
+            file = self._open.get(sink)
+            if file is None:
+                attempt = self._attempts[sink] = self._attempts.get(sink, -1) + 1
+                file = self._open[sink] = StagingFile.create(self._sinks[sink], self._job, *self._place, attempt)
+                self._sizes[sink] = 0
+            file.write_rows(data, records)
+            self._sizes[sink] += len(data)
+            rotation = self._rotations[sink]
+            if rotation is not None and rotation.most_bytes is not None and self._sizes[sink] >= rotation.most_bytes:
+                self._end(sink)
+
+    def finish(self) -> Iterator[tuple[str, StagedFacts]]:
+        """(sink, file) of all files, durably on the disk. Raises SinkError."""
+        for sink in list(self._open):
+            self._end(sink)
+        yield from self._full
+
+    def close(self) -> None:
+        """What `finish` has not given does not count."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _end(self, sink: str) -> None:
+        file = self._open.pop(sink)
+        self._full.append((sink, file.sync()))
+        file.close()

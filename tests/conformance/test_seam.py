@@ -1,0 +1,260 @@
+"""History in bulk, then live from the next record, and the other way round: as if all of it had been live."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import Pipeline, count, hold_key, read, write
+from pipeline.errors import PipelineError, SavepointError
+from pipeline.plan import compile_plan, stream_name
+from pipeline.savepoints.export import take_savepoint
+from pipeline.savepoints.places import LocalPlace
+from pipeline.savepoints.reading import Savepoint
+from pipeline.settings import Limits
+from pipeline.sources.local import ITERABLE_SPLIT
+from pipeline.spark.bulk.beginning import SavepointSeed, first_records, open_savepoint, rest_of
+from pipeline.spark.bulk.engine import BulkOptions, BulkRun
+from pipeline.spark.bulk.handover import write_savepoint
+from pipeline.store.senders import FeedAddress
+from tests.conformance.cases import CASES, Case
+from tests.conformance.engines import Results, keyed_streams, run_live
+from tests.runtime.harness import LocalJob
+
+pytestmark = pytest.mark.timeout(600)
+
+HOLDING = {case.name for case in CASES if case.policy is not None and case.policy.holds_keys}
+SEAMS = [case for case in CASES if case.name not in HOLDING]
+
+
+def backfill(spark: Any, pipeline: Pipeline, partitions: int, count: int, folder: Path) -> tuple[Results, Savepoint]:
+    """The first so many records on Spark, and the savepoint behind them."""
+    found = Results()
+    plan = compile_plan(pipeline.graph(), partitions, Limits())
+    takers = {sink.name: taker(found, stream_name(sink)) for sink in plan.sinks}
+    ranges = first_records(pipeline.graph(), {"in": count}, plan.limits)
+    options = BulkOptions(
+        partitions=partitions, takers=takers, ranges=ranges, keeps_state=True, ends_input=False, job="history"
+    )
+    with BulkRun(pipeline, options) as run:
+        run.prepare()
+        run.compute(spark)
+        run.publish()
+        write_savepoint(run, LocalPlace(folder), "s")
+    return found, Savepoint(LocalPlace(folder), "s")
+
+
+def taker(found: Results, stream: str) -> Any:
+    return lambda batch: found.outputs[stream].extend(zip(batch.keys or [None] * len(batch), batch.values, strict=True))
+
+
+def rest_live(
+    redis_url: str, pipeline: Pipeline, partitions: int, savepoint: Savepoint, rest: Sequence[Any], done: int
+) -> Results:
+    """The records behind the cut, live, by the sender whose records before it were read on Spark."""
+    with LocalJob(redis_url, pipeline, partitions=partitions, job="k", savepoint=savepoint) as job:
+        job.assign()
+        assert job.lane(ITERABLE_SPLIT).taken == done
+        job.send(rest, ITERABLE_SPLIT, entry_records=37)
+        job.end_input()
+        job.run_through_pauses()
+        job.assert_done()
+        job.drain_outputs()
+        found = Results()
+        for name, records in job.outputs.items():
+            found.outputs[name] = list(records)
+        for stage in job.plan.stages:
+            found.state.update(job.state(stage.index) if stage.keyed else {})
+        found.letters = [letter_facts(each) for each in job.letters()]
+        return found
+
+
+def letter_facts(letter: Any) -> tuple[str, str, str, str]:
+    batch = letter.record()
+    return letter.operator, letter.kind, letter.error, repr((batch.keys, batch.values))
+
+
+def assert_together(case: Case, values: list[Any], before: Results, after: Results, whole: Results) -> None:
+    plan = compile_plan(case.pipeline(values).graph(), case.partitions, Limits())
+    keyed = keyed_streams(plan)
+    both = Results(state=after.state, letters=after.letters)
+    for part in (before, after):
+        for name, records in part.outputs.items():
+            both.outputs[name].extend(records)
+    mine, expected = both.comparable(keyed), whole.comparable(keyed)
+    for field in ("outputs", "state", "letters"):
+        assert mine[field] == expected[field], field
+
+
+@pytest.mark.parametrize("case", SEAMS, ids=lambda case: case.name)
+def test_history_on_spark_and_then_live_gives_what_live_alone_gives(
+    case: Case, spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    rng = random.Random(f"seam {case.name}")
+    values = case.drawn(7)
+    cut, others = rng.randrange(0, len(values) + 1), rng.choice([case.partitions, case.partitions + 2])
+    pipeline = case.pipeline(values)
+    whole = run_live(redis_url, pipeline, values, case.partitions)
+
+    before, savepoint = backfill(spark, pipeline, case.partitions, cut, tmp_path)
+    after = rest_live(redis_url, pipeline, others, savepoint, values[cut:], cut)
+
+    assert_together(case, values, before, after, whole)
+
+
+@pytest.mark.parametrize("case", SEAMS, ids=lambda case: case.name)
+def test_live_first_and_then_on_spark_gives_what_live_alone_gives(
+    case: Case, spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    rng = random.Random(f"back {case.name}")
+    values = case.drawn(8)
+    cut = rng.randrange(0, len(values) + 1)
+    pipeline = case.pipeline(values)
+    whole = run_live(redis_url, pipeline, values, case.partitions)
+
+    before = Results()
+    with LocalJob(redis_url, pipeline, partitions=case.partitions, job="k") as job:
+        job.assign()
+        job.send(values[:cut], ITERABLE_SPLIT, entry_records=37)
+        job.run_through_pauses()
+        job.drain_outputs()
+        for name, records in job.outputs.items():
+            before.outputs[name] = list(records)
+        letters = [letter_facts(each) for each in job.letters()]
+        take_savepoint(job._scripts, job.jobs.read("k"), LocalPlace(tmp_path), "s")
+    after = Results(letters=letters)
+    savepoint = open_savepoint(str(tmp_path / "s"))
+    plan = compile_plan(pipeline.graph(), case.partitions + 1, Limits())
+    options = BulkOptions(
+        partitions=case.partitions + 1,
+        takers={sink.name: taker(after, stream_name(sink)) for sink in plan.sinks},
+        ranges=rest_of(savepoint, plan),
+        seed=SavepointSeed(savepoint.where),
+        keeps_state=True,
+    )
+    with BulkRun(pipeline, options) as run:
+        run.prepare()
+        run.compute(spark)
+        run.publish()
+        after.state = {(operator, key): value for _, operator, key, value in run.states()}
+        after.letters += [letter_facts(each) for each in run.facts.letters]
+
+    assert_together(case, values, before, after, whole)
+
+
+def words(path: Path) -> Pipeline:
+    flow = Pipeline("words")
+    lines = flow.source(read.text(str(path)), name="lines")
+    (
+        lines.flat_map(str.split, name="split")
+        .key_by(lambda word: word, name="by_word")
+        .aggregate(count(), name="counts")
+        .sink(write.stream("counts"), name="out")
+    )
+    return flow
+
+
+def test_a_cut_in_files_is_a_number_of_records_in_the_order_of_their_splits(tmp_path: Path) -> None:
+    for name, lines in (("a", 3), ("b", 4), ("c", 2)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(lines)))
+    graph = words(tmp_path).graph()
+
+    def cut(number: int) -> list[tuple[int, int | None]]:
+        return list(first_records(graph, {"lines": number}, Limits())["lines"].values())
+
+    assert cut(0) == [(0, 0), (0, 0), (0, 0)]
+    assert cut(3) == [(0, 3), (0, 0), (0, 0)]
+    assert cut(5) == [(0, None), (0, 2), (0, 0)]
+    assert cut(9) == [(0, None), (0, None), (0, 2)]
+    assert cut(100) == [(0, None), (0, None), (0, None)]
+    with pytest.raises(PipelineError, match="no source 'lins' is read in bulk"):
+        first_records(graph, {"lins": 1}, Limits())
+
+
+def test_files_that_were_read_to_a_cut_go_on_there(spark: Any, redis_url: str, tmp_path: Path) -> None:
+    """With the feeder of the live engine, which knows the splits by their names."""
+    from pipeline.sources.runner import feed_source
+
+    (tmp_path / "in").mkdir()
+    lines = [f"w{n % 7} w{n % 3}" for n in range(500)]
+    for number in range(5):
+        (tmp_path / "in" / f"{number}.txt").write_text("\n".join(lines[number * 100 : number * 100 + 100]) + "\n")
+    pipeline = words(tmp_path / "in")
+    graph = pipeline.graph()
+    options = BulkOptions(
+        partitions=2,
+        ranges=first_records(graph, {"lines": 250}, Limits()),
+        keeps_state=True,
+        ends_input=False,
+        results=tmp_path / "history",
+    )
+    with BulkRun(pipeline, options) as run:
+        run.prepare()
+        run.compute(spark)
+        run.publish()
+        manifest = write_savepoint(run, LocalPlace(tmp_path / "savepoints"), "s")
+
+    with LocalJob(redis_url, pipeline, savepoint=Savepoint.at(str(tmp_path / "savepoints/s"))) as job:
+        job.assign()
+        source = next(node for node in graph.nodes if node.name == "lines")
+        feed_source(source.spec, FeedAddress(redis_url, "j", "lines"), reader="local")
+        job.end_input()
+        job.run_until_idle()
+        job.assert_done()
+        job.drain_outputs()
+        results = list(job.outputs["counts"])
+        assert job.jobs.facts("j").partitions[0].taken + job.jobs.facts("j").partitions[1].taken == 500
+
+    expected = Counter(" ".join(lines).split())
+    assert manifest.outputs == {"counts": 501}
+    history = [path.read_text() for path in sorted((tmp_path / "history/out").glob("part-*"))]
+    assert sum(len(text.splitlines()) for text in history) == 500
+    assert len(results) == 500
+    assert {key: max(value for each, value in results if each == key) for key in expected} == expected
+
+
+def test_a_dead_letter_that_holds_its_key_lets_no_savepoint_be_written(spark: Any, tmp_path: Path) -> None:
+    flow = Pipeline("holding")
+    stream = flow.source(read.iterable([1, 0, 2]), name="in").key_by(lambda _: "k", name="by", on_error=hold_key())
+    stream.map(lambda n: 8 // n, name="divide").sink(write.stream("out"), name="out")
+    with BulkRun(flow, BulkOptions(keeps_state=True, ends_input=False, results=tmp_path / "r")) as run:
+        run.prepare()
+        run.compute(spark)
+        with pytest.raises(SavepointError, match="1 dead letters hold their keys"):
+            write_savepoint(run, LocalPlace(tmp_path / "s"), "s")
+
+    assert LocalPlace(tmp_path / "s").names() == []
+
+
+def test_sources_of_producers_are_left_to_the_live_job(spark: Any, redis_url: str, tmp_path: Path) -> None:
+    def flow() -> Pipeline:
+        made = Pipeline("both")
+        history = made.source(read.iterable(["a", "b", "a"]), name="history")
+        fresh = made.source(read.producer(), name="fresh")
+        keyed = history.union(fresh, name="all").key_by(lambda word: word, name="by_word")
+        keyed.aggregate(count(), name="counts").sink(write.stream("counts"), name="out")
+        return made
+
+    notes: list[str] = []
+    options = BulkOptions(
+        leaves_followed=True, keeps_state=True, ends_input=False, results=tmp_path / "r", note=notes.append
+    )
+    with BulkRun(flow(), options) as run:
+        run.prepare()
+        run.compute(spark)
+        run.publish()
+        write_savepoint(run, LocalPlace(tmp_path), "s")
+
+    assert notes == ["source fresh is not read here: it begins with the live job"]
+    with LocalJob(redis_url, flow(), savepoint=Savepoint.at(str(tmp_path / "s"))) as job:
+        job.assign()
+        job.send(["a", "c"], "p", "fresh")
+        job.end_input()
+        job.run_until_idle()
+        job.drain_outputs()
+        assert sorted(job.outputs["counts"]) == [("a", 3), ("c", 1)]

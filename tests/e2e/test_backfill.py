@@ -1,0 +1,112 @@
+"""History on Spark and then live, as commands, with a kill in between: as if the job had been live all the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chaos import Site, wait_until
+from tests.e2e.references import read_rows
+
+FLOW = """
+from pipeline import Pipeline, count, read, write
+
+flow = Pipeline("words")
+counts = (
+    flow.source(read.text("in"), name="lines")
+    .flat_map(str.split, name="split")
+    .key_by(lambda word: word, name="by_word")
+    .aggregate(count(), name="counts")
+)
+counts.sink(write.jsonl("out"), name="running")
+counts.last(name="last").sink(write.jsonl("end"), name="end")
+"""
+
+LIVE_ONLY = """
+from pipeline import Pipeline, read, write
+
+flow = Pipeline("live")
+flow.source(read.producer(), name="in").sink(write.jsonl("out"), name="out")
+"""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def write_input(folder: Path) -> Counter[str]:
+    """1,200 lines in three files."""
+    (folder / "in").mkdir(parents=True)
+    words: Counter[str] = Counter()
+    for number in range(3):
+        lines = [f"a{n % 7} b{n % 3} f{number}" for n in range(400)]
+        (folder / "in" / f"{number}.txt").write_text("\n".join(lines) + "\n")
+        words.update(" ".join(lines).split())
+    return words
+
+
+def test_history_on_spark_and_then_live_is_as_live_alone_though_both_are_killed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERIAC_SPARK_FAST_START", "1")
+    folder = site.root / "work"
+    site.write(FLOW)
+    words = write_input(folder)
+    kill_a_backfill(site)
+    assert list(folder.glob("savepoints/*/manifest.json")) == []
+
+    done = site.command("backfill", "flow.py", "--until", "lines=700", "--savepoint", "history")
+    assert done.returncode == 0, done.stderr
+    assert "go on live, from the next record: celeriac run flow.py --from-savepoint savepoints/history" in done.stderr
+    run = site.start("flow.py", "--workers", "2", "--from-savepoint", "savepoints/history")
+    run.wait_for_taken(100)
+    if run.find("w0") is not None:
+        run.kill("w0")
+    run.finish()
+
+    together: dict[str, list[int]] = {}
+    for row in [*read_rows(folder / "history.results/running"), *read_rows(folder / "out")]:
+        together.setdefault(row["key"], []).append(row["value"])
+    assert {key: sorted(values) for key, values in together.items()} == {
+        key: list(range(1, count + 1)) for key, count in words.items()
+    }
+    assert {row["key"]: row["value"] for row in read_rows(folder / "end")} == words
+    assert list(read_rows(folder / "history.results/end")) == []
+
+
+def kill_a_backfill(site: Site) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli.main", "backfill", "flow.py", "--savepoint", "history"],
+        cwd=site.root / "work",
+        env=site.environment(),
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: any(site.temporary.rglob(".celeriac-bulk-*")), "it is at work", 60.0)
+    process.kill()
+    process.wait(30)
+    wait_until(lambda: not site.processes(), "Spark has ended with it", 60.0)
+
+
+def test_what_cannot_be_read_in_bulk_is_said_before_spark_starts(site: Site) -> None:
+    site.write(FLOW)
+    write_input(site.root / "work")
+
+    unknown = site.command("backfill", "flow.py", "--until", "lins=3")
+    wrong = site.command("backfill", "flow.py", "--until", "lines:3")
+    site.write(LIVE_ONLY)
+    live = site.command("backfill", "flow.py")
+    gone = site.command("run", "flow.py", "--engine", "spark", "--from-savepoint", "savepoints/none")
+
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "error: no source 'lins' is read in bulk\nhint: there are: lines\n",
+    )
+    assert wrong.returncode == 2
+    assert "give SOURCE=COUNT, as lines=250000" in wrong.stderr
+    assert live.returncode == 2
+    assert "there is no history to read: in can be read live only" in live.stderr
+    assert gone.returncode == 2
+    assert "there is no" in gone.stderr
+    site.assert_clean("flow.py", "in")

@@ -1,0 +1,296 @@
+"""The Spark engine on a session: failing tasks, sinks, seams, skew and empty input. Nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import Pipeline, count, fail, read, total, write
+from pipeline.errors import PipelineError, RecordFailed, SinkAway
+from pipeline.records import Batch
+from pipeline.settings import Limits
+from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
+from tests.spark.seeds import Kept
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def bulk(spark: Any, tmp_path: Path) -> Iterator[Callable[..., BulkResult]]:
+    """Runs a pipeline with a scratch folder that must be empty at the end, whatever befell the run."""
+    scratch = tmp_path / "scratch"
+
+    def run(flow: Pipeline, **options: Any) -> BulkResult:
+        return run_bulk(flow, spark, BulkOptions(**{"partitions": 3, "scratch": scratch, **options}))
+
+    yield run
+    assert not scratch.exists() or list(scratch.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def rows_of(folder: Path) -> list[Any]:
+    return [json.loads(line) for path in sorted(folder.glob("part-*")) for line in path.read_text().splitlines()]
+
+
+def by_key(folder: Path) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in rows_of(folder):
+        found.setdefault(row["key"], []).append(row["value"])
+    return found
+
+
+def a_text(folder: Path, lines: int, keys: int = 5) -> Path:
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text("".join(f"k{line % keys} {line}\n" for line in range(number, lines, 3)))
+    return folder
+
+
+def dies_once(mark: Path) -> Callable[[Any], Any]:
+    """A function whose process dies at the value 50, the first time that it comes."""
+
+    def check(value: Any) -> Any:
+        if value == 50 and not mark.exists():
+            mark.touch()
+            os._exit(1)
+        return value
+
+    return check
+
+
+@pytest.mark.parametrize("place", ["entry", "keyed"])
+def test_a_task_that_dies_is_run_again_and_nothing_is_doubled(
+    bulk: Callable[..., BulkResult], tmp_path: Path, place: str
+) -> None:
+    flow = Pipeline("dying")
+    pairs = (
+        flow.source(read.text(a_text(tmp_path / "in", 300)))
+        .map(lambda line: line.split())
+        .map(lambda p: (p[0], int(p[1])))
+    )
+    dies = dies_once(tmp_path / "died")
+    if place == "entry":
+        pairs = pairs.map(lambda pair: (pair[0], dies(pair[1])))
+    keyed = pairs.key_by(lambda pair: pair[0]).map(lambda pair: pair[1])
+    if place == "keyed":
+        keyed = keyed.map(dies)
+    keyed.aggregate(count(), name="counted").sink(write.jsonl(tmp_path / "out"))
+
+    result = bulk(flow)
+
+    assert (tmp_path / "died").exists()
+    assert by_key(tmp_path / "out") == {f"k{key}": list(range(1, 61)) for key in range(5)}
+    assert [counts.taken for counts in result.stages] == [300, 300]
+
+
+def test_a_record_that_must_not_fail_fails_the_run_and_nothing_is_published(
+    bulk: Callable[..., BulkResult], tmp_path: Path
+) -> None:
+    flow = Pipeline("strict", on_error=fail())
+    keyed = flow.source(read.iterable([["a", 1], ["b", 0], ["c", 2]])).key_by(lambda pair: pair[0])
+    keyed.map(lambda pair: 1 / pair[1], name="inverse").sink(write.jsonl(tmp_path / "out"))
+
+    with pytest.raises(RecordFailed, match=r"'inverse' failed: ZeroDivisionError.*key 'b'"):
+        bulk(flow)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_dead_letters_than_allowed_fail_the_run(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+    flow = Pipeline("hopeless")
+    flow.source(read.iterable(range(50))).map(lambda value: value["x"], name="wrong").sink(
+        write.jsonl(tmp_path / "out")
+    )
+
+    with pytest.raises(RecordFailed, match="more than 20 records"):
+        bulk(flow, limits=Limits(dead_letters=20))
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_input_without_a_record_gives_an_empty_result(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+    flow = Pipeline("empty")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/none.txt").touch()
+    keyed = flow.source(read.text(tmp_path / "in")).union(flow.source(read.iterable([]))).key_by(lambda line: line)
+    keyed.aggregate(count()).last().sink(write.jsonl(tmp_path / "out"))
+
+    result = bulk(flow)
+
+    assert (rows_of(tmp_path / "out"), [counts.taken for counts in result.stages]) == ([], [0, 0, 0])
+
+
+def test_one_key_and_100_000_keys_go_through_one_partition(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+    flow = Pipeline("skewed")
+    numbers = flow.source(read.iterable(range(100_000)), name="in")
+    numbers.key_by(lambda _: "all", name="one").aggregate(total(), name="sum").last(name="end").sink(
+        write.jsonl(tmp_path / "one")
+    )
+    numbers.key_by(lambda number: number, name="own").aggregate(count(), name="n").last(name="last").sink(
+        write.jsonl(tmp_path / "many")
+    )
+
+    result = bulk(flow, partitions=1)
+
+    assert rows_of(tmp_path / "one") == [{"key": "all", "value": 4_999_950_000}]
+    assert Counter(row["value"] for row in rows_of(tmp_path / "many")) == {1: 100_000}
+    assert [counts.emitted for counts in result.stages] == [200_000, 1, 100_000]
+
+
+def test_each_sink_gets_each_record_once(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+    called: list[dict[str, Any]] = []
+    printed: list[Batch] = []
+    away = iter([True, False])
+
+    def call(records: list[dict[str, Any]]) -> None:
+        if next(away, False):
+            raise SinkAway("not just now")
+        if any(record["value"] == 7 for record in records):
+            raise ValueError("no seven")
+        called.extend(records)
+
+    flow = Pipeline("sinks")
+    keyed = flow.source(read.iterable(range(20)), name="in").key_by(lambda value: value % 4, name="by")
+    keyed.sink(write.call(call, batch=100), name="called")
+    keyed.map(lambda value: {"n": value}).sink(
+        write.sql(f"sqlite:///{tmp_path}/a.db", "numbers", create=True), name="sql"
+    )
+    keyed.map(lambda value: {"m": value}).sink(
+        write.sql(f"sqlite:///{tmp_path}/a.db", "others", create=True), name="sql_2"
+    )
+    keyed.sink(write.text(tmp_path / "text"), name="text")
+    keyed.map(lambda value: {"n": value}).sink(write.csv(tmp_path / "csv"), name="csv")
+    keyed.map(lambda value: {"n": value}).sink(write.parquet(tmp_path / "parquet", writer="local"), name="parquet")
+    keyed.sink(write.jsonl(tmp_path / "parts", rotate_bytes=20), name="parts")
+    keyed.sink(write.console(), name="console")
+
+    result = bulk(flow, takers={"console": printed.append})
+
+    assert sorted(record["value"] for record in called) == [n for n in range(20) if n != 7]
+    assert len({record["idempotency_key"] for record in called}) == 19
+    assert [(letter.operator, letter.error, letter.record().values) for letter in result.letters] == [
+        ("called", "ValueError: no seven", [7])
+    ]
+    with closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        assert database.execute("select n from numbers order by n").fetchall() == [(n,) for n in range(20)]
+        assert database.execute("select m from others order by m").fetchall() == [(n,) for n in range(20)]
+    assert sorted(value for batch in printed for value in batch.values) == list(range(20))
+    assert result.given == {"called": 19, "sql": 20, "sql_2": 20, "console": 20}
+    assert {sink.name: done.records for sink, done in result.published} == {
+        "text": 20, "csv": 20, "parquet": 20, "parts": 20,
+    }  # fmt: skip
+    assert len(rows_of(tmp_path / "parts")) == 20
+
+
+def test_a_run_that_goes_on_from_the_state_of_another_ends_as_one_run_would(spark: Any, tmp_path: Path) -> None:
+    text = a_text(tmp_path / "in", 300, keys=3)  # a key for each file: between files there is no order
+    outputs: list[Any] = []
+
+    def flow() -> Pipeline:
+        made = Pipeline("joined")
+        pairs = made.source(read.text(text), name="in").map(lambda line: line.split(), name="split")
+        keyed = pairs.key_by(lambda pair: pair[0], name="by").map(lambda pair: int(pair[1]), name="number")
+        sums = keyed.aggregate(n=count(), sum=total(), name="sums")
+        sums.last(name="end").key_by(lambda _: "all", name="again").aggregate(count(), name="ended").sink(
+            write.stream("ends"), name="ends"
+        )
+        sums.sink(write.stream("sums"), name="sums_out")
+        return made
+
+    def run(**options: Any) -> tuple[dict[str, Any], Kept, dict[str, dict[str, int]]]:
+        outputs.clear()
+        take = {
+            name: lambda batch, name=name: outputs.extend(
+                (name, *pair) for pair in zip(batch.keys, batch.values, strict=True)
+            )
+            for name in ("ends", "sums_out")
+        }
+        given = BulkOptions(takers=take, keeps_state=True, scratch=tmp_path, **options)
+        with BulkRun(flow(), given) as bulk:
+            bulk.prepare()
+            bulk.compute(spark)
+            bulk.publish()
+            found: dict[str, Any] = {}
+            for name, key, value in outputs:
+                found.setdefault(f"{name} {key}", []).append(value)
+            return found, Kept(tuple(bulk.states()), tuple(bulk.timers())), bulk.facts.splits
+
+    whole, end, splits = run(partitions=3)
+    cut = {split: (0, records // 3) for split, records in splits["in"].items()}
+    rest = {split: (records // 3, None) for split, records in splits["in"].items()}
+    first, state, reached = run(partitions=2, ranges={"in": cut}, ends_input=False)
+    second, final, _ = run(partitions=3, ranges={"in": rest}, seed=state)
+
+    assert sum(splits["in"].values()) == 300
+    assert reached == {"in": {split: records // 3 for split, records in splits["in"].items()}}
+    assert state.open, "last() waits for the end of the input"
+    assert not any(name.startswith("ends ") for name in first)
+    assert {name: sorted(map(repr, first.get(name, []) + second.get(name, []))) for name in whole} == {
+        name: sorted(map(repr, values)) for name, values in whole.items()
+    }
+    assert sorted(map(repr, final.states)) == sorted(map(repr, end.states))
+    assert (final.open, end.open) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda flow: flow.source(read.producer(), name="in").sink(write.jsonl("/tmp/never")),
+            "'in' takes what producers",
+        ),
+        (
+            lambda flow: flow.source(read.text("/tmp/x", follow=True), name="in").sink(write.jsonl("/tmp/never")),
+            "no end",
+        ),
+        (lambda flow: flow.source(read.generator(lambda _: []), name="in").sink(write.jsonl("/tmp/never")), "no end"),
+        (lambda flow: flow.source(read.iterable([])).sink(write.stream("s"), name="out"), "'out' is a stream"),
+    ],
+    ids=["producer", "follow", "generator", "stream"],
+)
+def test_what_has_no_end_or_needs_redis_is_refused_before_spark_starts(
+    make: Callable[[Pipeline], None], message: str
+) -> None:
+    flow = Pipeline("refused")
+    make(flow)
+
+    with pytest.raises(PipelineError, match=message), BulkRun(flow, BulkOptions()) as run:
+        run.prepare()
+
+
+def test_a_generator_with_an_end_is_read_through_its_faults(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    def numbered(position: Any) -> Iterator[tuple[int, int]]:
+        calls.append(position)
+        for number in range((position or 0) + 1, 31):
+            yield number, number
+            if number == 10 and len(calls) == 1:
+                raise ConnectionError("the line was cut")
+
+    flow = Pipeline("generated")
+    flow.source(read.generator(numbered, poll_seconds=None)).sink(write.jsonl(tmp_path / "out"))
+
+    bulk(flow)
+
+    assert calls == [None, 10]
+    assert rows_of(tmp_path / "out") == list(range(1, 31))
+
+
+def test_settings_of_the_session_are_as_before(bulk: Callable[..., BulkResult], spark: Any, tmp_path: Path) -> None:
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    flow = Pipeline("settled")
+    flow.source(read.iterable([1])).sink(write.jsonl(tmp_path / "out"))
+
+    bulk(flow)
+
+    assert spark.conf.get(name) == before

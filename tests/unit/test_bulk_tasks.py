@@ -1,0 +1,153 @@
+"""Parts of a task on Spark by themselves: its timers, its files, what fails, and errors on their way to the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.codec import decode_batch, encode_batch
+from pipeline.errors import InputError, RecordFailed, SinkError
+from pipeline.graph import Graph
+from pipeline.kernel.contract import KeyedOperator, Step
+from pipeline.kernel.operators import StatefulMap
+from pipeline.kernel.stage import StageKernel
+from pipeline.kernel.testing import graph_of
+from pipeline.plan import SinkPlan, compile_plan
+from pipeline.policies import ErrorPolicy, dead_letter, fail, hold_key, retry, skip
+from pipeline.records import Batch, Timer
+from pipeline.settings import Limits
+from pipeline.sinks.places import staging_folder
+from pipeline.spark.bulk.faults import TaskFault, told, translated
+from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
+from pipeline.spark.bulk.stepping import BulkStepper
+from pipeline.spark.bulk.timers import OpenTimers
+
+
+def a_stepper(operator: KeyedOperator, policy: ErrorPolicy, pauses: list[float] | None = None) -> BulkStepper:
+    graph: Graph = graph_of(operator)
+    plan = compile_plan(graph, 1, Limits())
+    stage = plan.stage(1)
+    encoder = BulkEncoder(plan, stage, 0, {"out"})
+    return BulkStepper(
+        StageKernel(graph, stage), encoder, policy, (1, 0), (pauses if pauses is not None else []).append
+    )
+
+
+def halves(_key: str, value: Any, state: Any) -> tuple[Any, Any]:
+    """Changes its state before it may fail."""
+    state = state or [0]
+    state[0] += 1
+    return 10 / value, state
+
+
+def grows(_key: str, value: int, _state: Any) -> tuple[Any, Any]:
+    return value, "x" * value
+
+
+def run(stepper: BulkStepper, values: list[Any], keys: list[str]) -> Any:
+    payload = encode_batch(Batch(values, keys))
+    return stepper.run(decode_batch(payload), lambda: decode_batch(payload))
+
+
+def emitted(outcome: Any) -> list[Any]:
+    return [value for part in outcome.parts for row in part.rows for value in decode_batch(row[3]).values]
+
+
+def test_a_record_that_fails_leaves_no_trace_in_the_state_of_its_key() -> None:
+    stepper = a_stepper(StatefulMap(halves), dead_letter())
+
+    outcome = run(stepper, [5, 0, 2, 1], ["a", "a", "a", "b"])
+
+    assert emitted(outcome) == [2.0, 5.0, 10.0]
+    assert stepper.state == {"op": {"a": [2], "b": [1]}}
+    assert [(letter.operator, letter.error) for letter in outcome.letters] == [
+        ("op", "ZeroDivisionError: division by zero")
+    ]
+    assert outcome.letters[0].record().values == [0]
+    assert "During handling" not in outcome.letters[0].traceback
+
+
+def test_records_behind_a_letter_that_holds_their_key_wait() -> None:
+    stepper = a_stepper(StatefulMap(halves), hold_key())
+
+    first = run(stepper, [5, 0, 2, 1], ["a", "a", "a", "b"])
+    second = run(stepper, [1, 1], ["b", "a"])
+
+    assert (emitted(first), emitted(second)) == ([2.0, 10.0], [10.0])
+    assert [decode_batch(data).values for data in first.held + second.held] == [[2], [1]]
+    assert stepper.state == {"op": {"a": [1], "b": [2]}}
+
+
+def test_a_record_is_tried_as_often_as_its_policy_says_with_pauses_between() -> None:
+    pauses: list[float] = []
+    stepper = a_stepper(StatefulMap(halves), retry(3, first_seconds=1.0, then=skip()), pauses)
+
+    outcome = run(stepper, [0, 1], ["a", "a"])
+
+    assert (outcome.skipped, outcome.letters, emitted(outcome)) == (1, [], [10.0])
+    assert len(pauses) == 2
+    assert pauses[1] > pauses[0] > 0
+    assert stepper.state == {"op": {"a": [1]}}
+
+
+def test_a_record_that_must_not_fail_ends_the_task() -> None:
+    stepper = a_stepper(StatefulMap(halves), retry(2, first_seconds=0.0, most_seconds=0.0, then=fail()))
+
+    with pytest.raises(RecordFailed, match=r"ZeroDivisionError.*\(key 'a'\), tried 2 times"):
+        run(stepper, [0, 1], ["a", "a"])
+
+
+def test_a_state_that_cannot_be_stored_gives_its_record_up() -> None:
+    stepper = a_stepper(StatefulMap(grows), dead_letter())
+
+    outcome = run(stepper, [3, 4, 2_000_000], ["a", "a", "a"])
+
+    assert emitted(outcome) == [3, 4]
+    assert [letter.error for letter in outcome.letters] == ["the state of key 'a' in 'op' has 2000005 bytes"]
+    assert stepper.state == {"op": {"a": "xxxx"}}
+
+
+def test_timers_fire_by_due_time_and_upstream_first_and_those_that_were_cleared_do_not() -> None:
+    timers = OpenTimers(["up", "down"])
+    for operator, key, due in (("down", "a", 5), ("up", "b", 5), ("up", "a", 9), ("down", "c", 1), ("up", "x", 2)):
+        timers.add(Timer(operator, key, due))
+    timers.change(Step({}, {}, [Timer("up", "d", 3)], [Timer("up", "x", 2)], 0))
+
+    first = timers.take(3)
+    timers.change(Step({}, {}, [], first[:2], 0), first)
+
+    assert [(timer.operator, timer.due) for timer in first] == [("down", 1), ("up", 3), ("up", 5)]
+    assert [(timer.operator, timer.due) for timer in timers.take(9)] == [("up", 5), ("down", 5), ("up", 9)]
+    assert len(timers) == 0
+
+
+def test_files_of_two_attempts_have_different_names_and_full_ones_are_rotated(tmp_path: Path) -> None:
+    sink = SinkPlan("out", "jsonl", str(tmp_path / "out"), {"rotate_bytes": 4}, None)
+    found = []
+    for _attempt in range(2):
+        files = TaskFiles("job", [sink], 1, 2)
+        for lines in (b"1\n", b"22\n", b"3\n"):
+            files.write({"out": (lines, 1)})
+        found.append(list(files.finish()))
+        files.close()
+
+    assert [[facts.records for _, facts in each] for each in found] == [[2, 1], [2, 1]]
+    names = {facts.file for each in found for _, facts in each}
+    assert len(names) == 4
+    assert {path.name for path in staging_folder(sink, "job").iterdir()} == names
+
+
+@pytest.mark.parametrize("error", [InputError('a "quoted" path\nand more', hint="é: do it"), SinkError("disk")])
+def test_an_error_of_ours_comes_through_sparks_text_as_it_was(error: Any) -> None:
+    with pytest.raises(TaskFault) as caught, told():
+        raise error
+
+    found = translated(RuntimeError(f"[PYTHON_EXCEPTION] Job aborted: {caught.value}\nTraceback ...\n\tat java.lang"))
+
+    assert (type(found), str(found), found.hint if found else "") == (type(error), str(error), error.hint)
+
+
+def test_an_error_of_spark_itself_is_none_of_ours() -> None:
+    assert translated(RuntimeError("[OUT_OF_MEMORY] celeriac-fault:{broken")) is None
