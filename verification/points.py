@@ -80,9 +80,12 @@ class Course:
         return sorted({*first.values(), *last.values()})
 
     def script_ends(self) -> list[int]:
-        """The same for scripts, whoever runs them."""
-        scripts = [name.rpartition(": ")[2] if self._is_script(n) else "" for n, name in enumerate(self.sent, 1)]
-        return [n for n in Course(tuple(scripts), self.changing, self.last).ends() if scripts[n - 1]]
+        """Each script where it changes something for the last time, whoever runs it; else where it comes first."""
+        found: dict[str, int] = {}
+        for number in filter(self._is_script, range(1, len(self.sent) + 1)):
+            script = self.sent[number - 1].rpartition(": ")[2]
+            found[script] = number if number in self.changing else found.get(script, number)
+        return sorted(found.values())
 
     def _is_script(self, number: int) -> bool:
         return self.sent[number - 1].rpartition(": ")[2] in SCRIPTS

@@ -257,15 +257,16 @@ def test_a_sample_has_each_command_of_each_process_where_it_comes_first_and_chan
 
     assert [number for plan in plans for number in plan] == [1, 2, 4, 5, 6]
     assert len({variant for plan in plans for variant in plan.values()}) == len(plans)
-    assert course.script_ends() == [2, 6]
+    assert course.script_ends() == [6]
     assert all(plan in single_plans(course) for plan in plans)
 
 
+@pytest.mark.timeout(400)
 def test_verify_prints_the_matrix_and_says_that_all_is_equal() -> None:
     program = "import sys; from pipeline.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "verify", "--quick", "--scenario", "timers", "--json"]
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)
