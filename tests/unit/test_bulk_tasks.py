@@ -21,6 +21,7 @@ from pipeline.settings import Limits
 from pipeline.sinks.places import staging_folder
 from pipeline.spark.bulk.faults import TaskFault, told, translated
 from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
+from pipeline.spark.bulk.portions import are_alike, merged
 from pipeline.spark.bulk.stepping import BulkStepper
 from pipeline.spark.bulk.timers import OpenTimers
 
@@ -151,3 +152,12 @@ def test_an_error_of_ours_comes_through_sparks_text_as_it_was(error: Any) -> Non
 
 def test_an_error_of_spark_itself_is_none_of_ours() -> None:
     assert translated(RuntimeError("[OUT_OF_MEMORY] celeriac-fault:{broken")) is None
+
+
+def test_only_payloads_with_the_same_columns_are_run_together() -> None:
+    plain, timed, faulty = Batch([1], ["a"]), Batch([2], ["b"], [5]), Batch(["x"], ["c"], faults={0: "no number"})
+
+    together = merged([encode_batch(plain), encode_batch(plain)])
+
+    assert (together.values, together.keys) == ([1, 1], ["a", "a"])
+    assert [are_alike(plain, other) for other in (plain, timed, faulty)] == [True, False, False]

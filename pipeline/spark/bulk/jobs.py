@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class SparkThread:
         return answer[0]
 
     def _end(self, thread: threading.Thread) -> None:
+        # A call that does not end in time is broken off with the JVM, and py4j would print that.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session = self.session
         if session is not None:
             # On another thread: this one's connection to the JVM may be in the middle of an answer.
