@@ -9,7 +9,7 @@ from typing import Any
 
 
 def register(spark: Any) -> None:
-    """Makes `format("pipeline")` known to a Spark session, classic or Connect. See docs/spark-data-source.md.
+    """Makes `format("pipeline")` known to a Spark session. See docs/spark-data-source.md.
 
     Raises EnvironmentFault without PySpark 4.2.
     """

@@ -81,7 +81,7 @@ class PushingDataSource(PipelineDataSource):
 
 
 def register_in(spark: Any) -> None:
-    """Makes the format known to a session, classic or Connect, and lets it hand conditions over."""
+    """Makes the format known to a session, and lets it hand conditions over."""
     spark.conf.set(PUSHDOWN_SETTING, "true")
     spark.dataSource.register(PushingDataSource)
 
