@@ -11,6 +11,7 @@ from typing import Any
 def register(spark: Any) -> None:
     """Makes `format("pipeline")` known to a Spark session. See docs/spark-data-source.md.
 
+    Spark looks for formats in the session of the calling thread: a thread that did not make the session calls this too.
     Raises EnvironmentFault without PySpark 4.2.
     """
     from pipeline.spark.datasource.entry import register_in

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ def spark_session(
     with _lock:
         running = SparkSession.getActiveSession() or _made.get(os.getpid())
         if running is not None:
+            make_active(running)
             return running
         folder = Path(tempfile.mkdtemp(prefix="celeriac-spark-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -69,6 +70,16 @@ def spark_session(
         atexit.register(_stop, session)  # runs before the folder is removed
         _made[os.getpid()] = session
         return session
+
+
+def make_active(session: Any) -> None:
+    """Makes it the session of this thread for Spark itself too, which knows it in the making thread only.
+
+    Without that Spark finds no data source that was registered with it. One of Connect has no threads to be known in.
+    """
+    of_jvm = getattr(session, "_jsparkSession", None)
+    if of_jvm is not None:
+        SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(of_jvm)
 
 
 def _set_environment(folder: Path) -> None:
@@ -128,8 +139,9 @@ def _stop(session: Any) -> None:
     # PySpark names the JVM's process here only.
     gateway = session.sparkContext._gateway
     process = getattr(gateway, "proc", None)
-    session.stop()
-    gateway.shutdown()
+    with suppress(Py4JError):  # the JVM may have ended before, by a signal
+        session.stop()
+        gateway.shutdown()
     if process is not None:
         process.kill()
         process.wait()

@@ -64,10 +64,11 @@ def test_logs_as_they_are_equal_the_standard_library(site: Site) -> None:
 
 def kill_a_program(run: Run, chance: random.Random) -> None:
     """SIGKILL for one of the programs that run in the workers, if there is one right now."""
-    found = []
+    found: list[psutil.Process] = []
     for name in ("w0", "w1"):
         with suppress(psutil.NoSuchProcess):
-            found += run.child(name).children()
+            # One that still is called as its worker is being started.
+            found += [each for each in run.child(name).children() if not each.name().startswith("celeriac")]
     if found:
         program = chance.choice(found)
         with suppress(psutil.NoSuchProcess):
@@ -83,10 +84,11 @@ def test_logs_equal_the_standard_library_whoever_is_killed(site: Site) -> None:
 
     for number, moment in enumerate(moments(chance, 4 * 15_000, 6)):
         run.wait_for_taken(moment)
-        if number % 2:
-            run.kill(run.some(chance, "w0", "w1"))
-        else:
+        # Behind a killed worker records are run singly for a while, and a program that dies with one gives it up.
+        if number < 3:
             kill_a_program(run, chance)
+        else:
+            run.kill(run.some(chance, "w0", "w1"))
     run.finish()
 
     assert Counter(written(run.folder / "out/problems", "part-*")) == Counter(plain)

@@ -100,7 +100,7 @@ def test_a_policy_that_fails_the_job_ends_the_run_with_one_message(
         (("--engine", "spark", "--autoscale", "1..2"), "--autoscale makes no sense with --engine spark"),
         (("--engine", "spark", "--job-id", "j"), "--job-id makes no sense with --engine spark"),
         (("--master", "local[2]"), "--master goes with --engine spark"),
-        (("--engine", "spark", "--from-savepoint", "s"), "--from-savepoint makes no sense"),
+        (("--engine", "spark", "--reader", "local"), "--reader makes no sense"),
         (("--scratch", "s"), "--scratch goes with --engine spark"),
         (("--engine", "spark", "--master", "local", "--remote", "sc://h"), "either --master or --remote"),
         (("--engine", "flink"), "'flink' is not one of"),

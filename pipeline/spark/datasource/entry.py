@@ -19,6 +19,7 @@ from pipeline.spark.datasource.options import FORMAT, TABLES, Use, parse, use_of
 from pipeline.spark.datasource.results import ResultReader, ResultStream
 from pipeline.spark.datasource.tables import PUSHING, READERS, SCHEMAS
 from pipeline.spark.datasource.writing import BatchWriter, StreamWriter, plan_write
+from pipeline.spark.session import make_active
 
 PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 
@@ -81,7 +82,8 @@ class PushingDataSource(PipelineDataSource):
 
 
 def register_in(spark: Any) -> None:
-    """Makes the format known to a session, and lets it hand conditions over."""
+    """Makes the format known to a session, and to this thread, and lets it hand conditions over."""
+    make_active(spark)
     spark.conf.set(PUSHDOWN_SETTING, "true")
     spark.dataSource.register(PushingDataSource)
 
