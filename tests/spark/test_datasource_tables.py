@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +161,3 @@ def test_spark_reads_all_tables_and_hands_conditions_over(
 
     own = fault_of(lambda: loaded(spark, job.url, "n INT", table="state").collect())
     assert "the table 'state' has columns of its own" in str(own)
-
-
-def test_a_thread_that_did_not_make_the_session_finds_the_format_too(spark: Any, job: LocalJob) -> None:
-    def count() -> int:
-        register(spark)
-        frame = spark.read.format("pipeline").option("redis", job.url).option("table", "jobs")
-        return int(frame.load().count())
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(count).result(60) == 1

@@ -101,6 +101,15 @@ def test_rows_that_have_no_order_of_their_own_are_refused(session: Any, job: Loc
     assert numbers(job) == [] or len(numbers(job)) < 100
 
 
+def test_a_thread_that_did_not_make_the_session_finds_the_format_too(spark: Any, job: LocalJob) -> None:
+    def refused() -> Any:
+        register(spark)
+        return fault_of(lambda: save(frame_of(spark, 10), job.url, name="w"))
+
+    with ThreadPoolExecutor(1) as pool:
+        assert isinstance(pool.submit(refused).result(100), ProducerError)
+
+
 def test_any_frame_is_staged_and_comes_in_once_whatever_the_next_run_makes_of_it(
     session: Any, job: LocalJob, tmp_path: Path
 ) -> None:
