@@ -166,7 +166,8 @@ def _forced(site: Site, far: int, drains: int) -> list[int]:
     pauses: list[int] = []
     for _ in range(drains):
         before = site.jobs.facts(JOB).now_ms
-        workers = psutil.Process(far).children()
+        processes = psutil.Process(far).children(recursive=True)
+        workers = [each for each in processes if " ".join(each.cmdline()).startswith("celeriac: worker ")]
         for worker in workers:
             worker.send_signal(signal.SIGSTOP)
         try:

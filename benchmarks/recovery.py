@@ -115,11 +115,11 @@ class Victims:
 
     def find(self, name: str) -> psutil.Process | None:
         """A worker by its name, or "leader"."""
+        titles = (f"celeriac: {name} of {JOB}", f"celeriac: worker {name} of {JOB}")
         for process in psutil.Process(self.run.pid).children(recursive=True):
             with suppress(psutil.Error):
-                told = process.environ()
-                # Both have children of their own: the first in the tree is the process itself.
-                if told.get("CELERIAC_WORKER") == name or (name == "leader" and "CELERIAC_LEADER" in told):
+                # Both have children of their own, with the same title: the first in the tree is the process itself.
+                if " ".join(process.cmdline()).rstrip() in titles:
                     return process
         return None
 

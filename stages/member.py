@@ -39,7 +39,7 @@ from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
-from stages.nursery import Forking, Nursery
+from stages.nursery import forking
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
 from stages.supervision import PYTHON, WORKER, ChildSpec, Starter
@@ -268,18 +268,20 @@ def _scripts(settings: MemberSettings) -> Scripts:
 
 def main() -> int:
     """Runs until SIGTERM or SIGINT; 3 when it cannot start."""
-    nursery = Nursery.open()  # first of all: its processes begin as this one is now
+    with forking() as starter:
+        return _main(starter)
+
+
+def _main(starter: Starter) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        run_member(MemberSettings.from_environment(os.environ), stop, Forking(nursery))
+        run_member(MemberSettings.from_environment(os.environ), stop, starter)
     except CeleriacError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return _NOT_STARTED
-    finally:
-        nursery.close()
     return 0
 
 

@@ -29,7 +29,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
-from stages.nursery import Forking, Nursery
+from stages.nursery import forking
 from stages.rolling import Rolling
 from stages.sizing import Sizing
 from stages.supervision import PYTHON, WORKER, ChildSpec, ChildState, ChildStatus, Starter
@@ -54,7 +54,11 @@ _log = logging.getLogger(__name__)
 
 def main() -> int:
     """Runs until SIGTERM, or until the parent is gone, and returns the exit code."""
-    nursery = Nursery.open()  # first of all: its processes begin as this one is now
+    with forking() as starter:
+        return _main(starter)
+
+
+def _main(starter: Starter) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,12 +69,10 @@ def main() -> int:
         except DecodingError as error:
             _log.error("%s", error)
             return _FAULTY_SETTINGS
-        return run_node(settings, stop, Forking(nursery))
+        return run_node(settings, stop, starter)
     except CeleriacError as error:
         _log.error("%s (%s)", error, error.hint)
         return _NOT_STARTED
-    finally:
-        nursery.close()
 
 
 def run_node(settings: NodeSettings, stop: threading.Event, starter: Starter) -> int:

@@ -12,15 +12,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from pipeline.embedded.process import die_with_parent
-from stages.supervision import ChildSpec, Process, execute
+from stages.supervision import ChildSpec, Process, Starter, execute
 
 PRELOADED: Final = (
     "leader.main",
@@ -48,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class NurseryGone(Exception):
-    """Raised when the nursery does not answer. Its children are gone with it."""
+    """Raised when the nursery does not answer. It was ended then, and its children with it."""
 
 
 class Birth(msgspec.Struct, frozen=True, tag="start"):
@@ -85,13 +87,16 @@ class Nursery:
 
     @classmethod
     def open(cls, modules: Sequence[str] = PRELOADED) -> Nursery:
-        """Forks it. To be called before there is any thread. Raises OSError.
+        """Forks it. To be called before there is any thread. Raises NurseryGone when there is one, OSError.
 
         In a process that it starts later this call does not return: it raises SystemExit when the module has ended.
         """
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may have had it ignored: no exit code then
         os.environ.setdefault("NOSETPS", "1")  # Celery would give its processes titles of its own
         for module in modules:
             import_module(module)
+        if len(list(Path("/proc/self/task").iterdir())) > 1:
+            raise NurseryGone("a library has started a thread when it was imported, and threads are not forked")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
@@ -114,8 +119,8 @@ class Nursery:
         Raises OSError when it cannot be forked, NurseryGone.
         """
         number, error = self._ask(Birth(module, title, dict(env)), [log])
-        if error:
-            raise OSError(error)
+        if error or number < 2:
+            raise OSError(error or "the nursery names no process")
         return number
 
     def wait(self, pid: int) -> int:
@@ -138,8 +143,10 @@ class Nursery:
             socket.send_fds(self._link, [_write(request)], descriptors)
             data = self._link.recv(_MOST_BYTES)
         except OSError as error:
+            self.close()  # its answer may still come, and would be taken for that of the next question
             raise NurseryGone(str(error)) from error
         if not data:
+            self.close()
             raise NurseryGone("it has ended")
         answer = _read_answer.decode(data)
         return answer.number, answer.error
@@ -171,8 +178,25 @@ class Forking:
                 return Forked(self.nursery.start(spec.module, _title(spec), environment, log), self.nursery)
             except NurseryGone as error:
                 _log.warning("the nursery is gone, processes start more slowly: %s", error)
-                self.nursery.close()
         return execute(spec, environment, log)
+
+
+@contextmanager
+def forking() -> Iterator[Starter]:
+    """A starter with a nursery of its own, which ends with the body; without one where there can be none.
+
+    First of all in a program: its processes begin as this one is now.
+    """
+    try:
+        nursery = Nursery.open()
+    except NurseryGone as gone:
+        _log.warning("processes start more slowly: %s", gone)
+        yield execute
+        return
+    try:
+        yield Forking(nursery)
+    finally:
+        nursery.close()
 
 
 def _keep(link: socket.socket) -> str:
@@ -199,6 +223,7 @@ def _keep(link: socket.socket) -> str:
         else:
             if pid == 0:
                 tie()
+                link.close()
                 _begin(request, descriptors[0])
                 return request.module
             answer = Answer(pid)
@@ -223,7 +248,10 @@ def _begin(birth: Birth, log: int) -> None:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) > 2:
+            with suppress(OSError):  # that of the listing itself
+                os.close(int(path.name))
     os.environ.clear()
     os.environ.update(birth.env)
     sys.argv = [birth.module]

@@ -210,7 +210,8 @@ class Child:
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process else 0
+        process = self._process  # other threads ask too, and it may be reaped just now
+        return process.pid if process else 0
 
     @property
     def has_process(self) -> bool:
@@ -254,7 +255,8 @@ class Child:
     def kill(self) -> None:
         """SIGKILL for the process and whatever it started in its session."""
         if self._process is not None:
-            with suppress(ProcessLookupError):  # the nursery is gone, and all that it has started with it
+            # The nursery may be gone, and all that it has started with it; the number may be another's by now.
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self.kill_at = math.inf  # once is enough, even if it takes a while to go
 

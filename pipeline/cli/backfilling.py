@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.bulk import OnSpark, SparkOptions, need_engine
+from pipeline.cli.bulk import MASTER_VARIABLE, OnSpark, SparkOptions, need_engine
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.options import DEBUG, job_id
@@ -53,7 +54,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Partitions of each stage; a live job may have others.",
 )
-@click.option("--master", metavar="URL", help="The Spark master. Default: local[*].")
+@click.option(
+    "--master",
+    metavar="URL",
+    envvar=MASTER_VARIABLE,
+    show_envvar=True,
+    help="The Spark master. Default: local[*].",
+)
 @click.option("--remote", metavar="sc://HOST:PORT", help="A Spark Connect server.")
 @click.option(
     "--scratch",
@@ -82,8 +89,6 @@ def backfill(
     that are followed, are left to it. The savepoint is written last: a backfill that was killed left none, and is run
     again.
     """
-    if master is not None and remote is not None:
-        raise click.UsageError("give either --master or --remote")
     counts = _counts(cuts)
     need_engine()
     from pipeline.savepoints.manifest import new_name
@@ -103,21 +108,23 @@ def backfill(
         "ends_input": False,
         "job": name,
     }
-    job = OnSpark(target, partitions, SparkOptions(master, remote, scratch), Screen(quiet), interrupts)
+    job = OnSpark(
+        target, partitions, SparkOptions(None if remote else master or None, remote, scratch), Screen(quiet), interrupts
+    )
     with interrupts.deferred():
-        return job.run(more, partial(_hand_over, place=place, name=name, target=target))
+        return job.run(more, partial(_handing_over, place=place, name=name, target=target))
 
 
-def _hand_over(run: BulkRun, place: Place, name: str, target: str) -> list[str]:
-    from pipeline.spark.bulk.handover import write_savepoint
+@contextmanager
+def _handing_over(run: BulkRun, place: Place, name: str, target: str) -> Iterator[list[str]]:
+    from pipeline.spark.bulk.handover import handed_over
 
-    started = time.monotonic()
-    manifest = write_savepoint(run, place, name)
+    words: list[str] = []
+    with handed_over(run, place, name) as manifest:
+        yield words
     url = f"{place.url.rstrip('/')}/{name}"
-    return [
-        f"savepoint {url}: {summary(manifest)}, in {time.monotonic() - started:.1f} s",
-        f"go on live, from the next record: celeriac run {target} --from-savepoint {url}",
-    ]
+    words.append(f"savepoint {url}: {summary(manifest)}")
+    words.append(f"go on live, from the next record: celeriac run {target} --from-savepoint {url}")
 
 
 def _counts(cuts: Iterable[str]) -> dict[str, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -120,6 +122,14 @@ def _check(engine: str, context: click.Context) -> None:
         raise click.UsageError("give either --master or --remote")
 
 
+Around: TypeAlias = "Callable[[BulkRun], AbstractContextManager[list[str]]]"
+"""What is done before and after the results are published; the lines that say so are complete at its end."""
+
+
+def _nothing(_run: BulkRun) -> AbstractContextManager[list[str]]:
+    return nullcontext([])
+
+
 @dataclass(frozen=True, slots=True)
 class OnSpark:
     """A pipeline that is to run on Spark. `partitions` 0: two for each core."""
@@ -130,8 +140,8 @@ class OnSpark:
     screen: Screen
     interrupts: Interrupts
 
-    def run(self, more: Mapping[str, Any], then: Callable[[BulkRun], list[str]] = lambda _: []) -> Exit:
-        """Runs it and publishes its results; `then` comes last, and says what it has done.
+    def run(self, more: Mapping[str, Any], around: Around = _nothing) -> Exit:
+        """Runs it and publishes its results; `around` that, and says what it has done.
 
         `more`: further options of the run. Raises what keeps it from starting by its type, JobFailed for what comes
         later.
@@ -154,9 +164,10 @@ class OnSpark:
                     console.update(_printers(run.plan, screen))
                     screen.note(f"run {run.job}: Spark on {spark.shown}")
                     session = run.open(lambda: engine.open_session(spark.master, spark.remote))
-                    result, words = _work(run, session, screen, then)
+                    result, words = _work(run, session, screen, around)
             except KeyboardInterrupt:
-                screen.warn(f"cancelled run {run.job}: nothing is published")
+                done = "what it had published by then stays" if run.has_published else "nothing is published"
+                screen.warn(f"cancelled run {run.job}: {done}")
                 return Exit.INTERRUPTED
             for line in [*result_lines(result), *words]:
                 screen.note(line)
@@ -183,15 +194,15 @@ def need_engine() -> Any:
     return engine
 
 
-def _work(
-    run: BulkRun, session: Any, screen: Screen, then: Callable[[BulkRun], list[str]]
-) -> tuple[BulkResult, list[str]]:
+def _work(run: BulkRun, session: Any, screen: Screen, around: Around) -> tuple[BulkResult, list[str]]:
     def tell(stage: StagePlan) -> None:
         screen.note(f"stage {stage.name} is computed")
 
     try:
         run.compute(session, tell)
-        return run.publish(), then(run)
+        with around(run) as words:
+            result = run.publish()
+        return result, words
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except CeleriacError as error:
@@ -228,7 +239,7 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
         return Exit.FINISHED
     from pipeline.spark.bulk.kept import write_letters
 
-    path = Path.cwd() / f"{result.job}.dead-letters.jsonl"
+    path = _free(Path.cwd() / f"{result.job}.dead-letters.jsonl")
     write_letters(path, result.plan, result.letters, result.held)
     held = f", {_count(len(result.held), 'record')} held behind" if result.held else ""
     screen.warn(f"  dead letters: {_count(len(result.letters), 'record')} given up{held}, kept in {path}")
@@ -240,6 +251,12 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
     for line in dict.fromkeys(lines):
         screen.warn(line)
     return Exit.DEAD_LETTERS
+
+
+def _free(path: Path) -> Path:
+    """The path, or one beside it: an earlier run may have had the same name."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def _count(number: int, noun: str) -> str:

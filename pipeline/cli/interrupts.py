@@ -82,8 +82,9 @@ class Interrupts:
     def _on_unraisable(self, report: sys.UnraisableHookArgs, /) -> None:
         """Python drops what is raised in a finalizer. A Ctrl-C that came just then must be raised once more, later."""
         if isinstance(report.exc_value, KeyboardInterrupt):
-            self._again = threading.Timer(_AGAIN_SECONDS, _wake_main_thread)
-            self._again.start()
+            if self._again is None or not self._again.is_alive():
+                self._again = threading.Timer(_AGAIN_SECONDS, _wake_main_thread)
+                self._again.start()
         else:
             self._report_before(report)
 

@@ -23,7 +23,7 @@ from pipeline.plan import Plan, StagePlan
 from pipeline.records import MAX_TIME, MIN_TIME, Batch
 from pipeline.savepoints.matching import Matching
 from pipeline.sinks.places import FILE_FORMATS
-from pipeline.store.holds import Hold, read_hold
+from pipeline.store.holds import Hold
 
 Facts = Mapping[str, Mapping[str, bytes]]
 """Hash, as its key is called without the job -> field -> value."""
@@ -416,11 +416,6 @@ class OtherMove(Move):
 def move_of(saved: Plan, new: Plan, matching: Matching, facts: Facts, holds: Mapping[tuple[str, bytes], Hold]) -> Move:
     kind = SameMove if matching.is_same else OtherMove
     return kind(saved, new, matching, facts, holds)
-
-
-def holds_of(rows: Iterator[tuple[str, bytes, bytes]]) -> dict[tuple[str, bytes], Hold]:
-    """(stage, field of the key) -> what is held, of (stage, field, value)."""
-    return {(stage, name): read_hold(value) for stage, name, value in rows}
 
 
 def _pick(batch: Batch, indices: list[int]) -> Batch:

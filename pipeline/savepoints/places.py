@@ -107,7 +107,8 @@ class LocalPlace(Place):
         with _faults(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(f".*{_DRAFT}"):
-                if is_name_of(path.name[1 : -len(_DRAFT)], job):
+                left = path.name[1 : -len(_DRAFT)]
+                if left == name or is_name_of(left, job):
                     shutil.rmtree(path, ignore_errors=True)
             draft = self.folder / f".{name}{_DRAFT}"
             draft.mkdir()
@@ -213,7 +214,8 @@ class RemotePlace(Place):
     def begin(self, name: str, job: str) -> Draft:
         with _faults(self.url):
             for found in self._children():
-                if is_name_of(found, job) and not self._files.exists(f"{self._root}/{found}/{MANIFEST}"):
+                is_ours = found == name or is_name_of(found, job)
+                if is_ours and not self._files.exists(f"{self._root}/{found}/{MANIFEST}"):
                     self._files.rm(f"{self._root}/{found}", recursive=True)
         return _RemoteDraft(self._files, f"{self._root}/{name}")
 

@@ -75,6 +75,13 @@ class Savepoint:
             )
         return edited
 
+    def check_rows(self) -> None:
+        """Reads what may be edited once to its end. Raises SavepointError for a row that is wrong."""
+        for _ in self.states():
+            pass
+        for _ in self.timers():
+            pass
+
     def _paths(self, table: str) -> list[str]:
         return self.place.files(self.name, table)
 

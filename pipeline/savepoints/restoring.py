@@ -57,7 +57,7 @@ def restore_job(
     matching = match(manifest.plan, plan)
     _check_dropped(matching, manifest, allow_dropped=allow_dropped)
     if edited:
-        _check_rows(savepoint)
+        savepoint.check_rows()
     move = move_of(manifest.plan, plan, matching, savepoint.facts(), savepoint.holds())
     store = RestoreStore(scripts, job)
     store.begin(plan, savepoint.name)
@@ -83,14 +83,6 @@ def _check_dropped(matching: Matching, manifest: Manifest, *, allow_dropped: boo
             + "".join(f"\n  - {line}" for line in matching.dropped.values()),
             hint="operators are matched by their names: give them the names that they had, or use --allow-dropped",
         )
-
-
-def _check_rows(savepoint: Savepoint) -> None:
-    """Before anything is written: what was edited is read once to its end."""
-    for _ in savepoint.states():
-        pass
-    for _ in savepoint.timers():
-        pass
 
 
 def _lines_on_sinks(manifest: Manifest, plan: Plan, matching: Matching) -> Iterator[str]:

@@ -80,12 +80,6 @@ def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def state_row(field: bytes, data: bytes) -> tuple[str, str, Shown]:
-    """(operator, key as text, value) of one field of a state hash. Raises DecodingError."""
-    operator, key = split_state_field(field)
-    return operator, key_text(key), show(data)
-
-
 def state_columns(
     pairs: Iterable[tuple[bytes, bytes]],
 ) -> tuple[list[str], list[str], list[str | None], list[bytes | None]]:

@@ -194,10 +194,13 @@ def _row_groups(file: Any, groups: tuple[int, int] | None) -> list[int]:
     numbers = list(range(file.metadata.num_row_groups))
     if groups is None:
         return numbers
-    column = file.schema_arrow.names.index("group")
+    # Statistics are of the leaves of a nested column, each by itself.
+    paths = [file.metadata.schema.column(number).path for number in range(file.metadata.num_columns)]
+    column = paths.index("group")
     found = []
     for number in numbers:
         facts = file.metadata.row_group(number).column(column).statistics
-        if facts is None or not facts.has_min_max or (facts.min <= groups[1] and groups[0] <= facts.max):
+        is_known = facts is not None and facts.has_min_max and facts.null_count == 0 and isinstance(facts.min, int)
+        if not is_known or (facts.min <= groups[1] and groups[0] <= facts.max):
             found.append(number)
     return found

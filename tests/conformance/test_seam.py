@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline import Pipeline, count, hold_key, read, write
+from pipeline.codec import decode_batch
 from pipeline.errors import PipelineError, SavepointError
 from pipeline.plan import compile_plan, stream_name
 from pipeline.savepoints.export import take_savepoint
@@ -20,7 +23,8 @@ from pipeline.settings import Limits
 from pipeline.sources.local import ITERABLE_SPLIT
 from pipeline.spark.bulk.beginning import SavepointSeed, first_records, open_savepoint, rest_of
 from pipeline.spark.bulk.engine import BulkOptions, BulkRun
-from pipeline.spark.bulk.handover import write_savepoint
+from pipeline.spark.bulk.handover import handed_over
+from pipeline.spark.bulk.sources import open_sources
 from pipeline.store.senders import FeedAddress
 from tests.conformance.cases import CASES, Case
 from tests.conformance.engines import Results, keyed_streams, run_live
@@ -44,8 +48,8 @@ def backfill(spark: Any, pipeline: Pipeline, partitions: int, count: int, folder
     with BulkRun(pipeline, options) as run:
         run.prepare()
         run.compute(spark)
-        run.publish()
-        write_savepoint(run, LocalPlace(folder), "s")
+        with handed_over(run, LocalPlace(folder), "s"):
+            run.publish()
     return found, Savepoint(LocalPlace(folder), "s")
 
 
@@ -196,8 +200,8 @@ def test_files_that_were_read_to_a_cut_go_on_there(spark: Any, redis_url: str, t
     with BulkRun(pipeline, options) as run:
         run.prepare()
         run.compute(spark)
-        run.publish()
-        manifest = write_savepoint(run, LocalPlace(tmp_path / "savepoints"), "s")
+        with handed_over(run, LocalPlace(tmp_path / "savepoints"), "s") as manifest:
+            run.publish()
 
     with LocalJob(redis_url, pipeline, savepoint=Savepoint.at(str(tmp_path / "savepoints/s"))) as job:
         job.assign()
@@ -225,8 +229,9 @@ def test_a_dead_letter_that_holds_its_key_lets_no_savepoint_be_written(spark: An
     with BulkRun(flow, BulkOptions(keeps_state=True, ends_input=False, results=tmp_path / "r")) as run:
         run.prepare()
         run.compute(spark)
-        with pytest.raises(SavepointError, match="1 dead letters hold their keys"):
-            write_savepoint(run, LocalPlace(tmp_path / "s"), "s")
+        with pytest.raises(SavepointError, match="1 dead letters hold their keys"):  # noqa: SIM117
+            with handed_over(run, LocalPlace(tmp_path / "s"), "s"):
+                pytest.fail("nothing may be published then")
 
     assert LocalPlace(tmp_path / "s").names() == []
 
@@ -247,8 +252,8 @@ def test_sources_of_producers_are_left_to_the_live_job(spark: Any, redis_url: st
     with BulkRun(flow(), options) as run:
         run.prepare()
         run.compute(spark)
-        run.publish()
-        write_savepoint(run, LocalPlace(tmp_path), "s")
+        with handed_over(run, LocalPlace(tmp_path), "s"):
+            run.publish()
 
     assert notes == ["source fresh is not read here: it begins with the live job"]
     with LocalJob(redis_url, flow(), savepoint=Savepoint.at(str(tmp_path / "s"))) as job:
@@ -258,3 +263,42 @@ def test_sources_of_producers_are_left_to_the_live_job(spark: Any, redis_url: st
         job.run_until_idle()
         job.drain_outputs()
         assert sorted(job.outputs["counts"]) == [("a", 3), ("c", 1)]
+
+
+def test_a_dead_letter_of_the_last_of_many_portions_goes_on_in_the_live_job(
+    spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    flow = Pipeline("faulty")
+    lines = flow.source(read.iterable([*range(3_000), "x"]), name="in")
+    lines.map(lambda n: n + 1, name="add").sink(write.stream("out"), name="out")
+    options = BulkOptions(partitions=1, keeps_state=True, ends_input=False, results=tmp_path / "r")
+    with BulkRun(flow, options) as run:
+        run.prepare()
+        run.compute(spark)
+        run.facts.letters = [structs.replace(letter, partition=7) for letter in run.facts.letters]
+        with handed_over(run, LocalPlace(tmp_path), "s"):
+            run.publish()
+
+    with LocalJob(redis_url, flow, partitions=1, savepoint=Savepoint.at(str(tmp_path / "s"))) as job:
+        assert [(letter.partition, letter.operator) for letter in job.letters()] == [(0, "add")]
+
+
+def test_a_draft_of_a_killed_backfill_does_not_keep_its_name(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+    place.begin("s", "s").create("facts/part-0.parquet").close()
+
+    place.begin("s", "s").publish(b"{}")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["manifest.json"]
+
+
+def test_the_end_of_a_cut_ends_an_iterable_that_has_none(tmp_path: Path) -> None:
+    flow = Pipeline("endless")
+    flow.source(read.iterable(itertools.count), name="in").sink(write.jsonl(str(tmp_path / "o")), name="o")
+    ranges = first_records(flow.graph(), {"in": 10}, Limits())
+
+    portions, _ = open_sources(flow.graph(), tmp_path, Limits(), ranges)
+
+    records = [decode_batch(piece.payload).values for piece in portions["in"].read(0, Limits())]
+    assert list(itertools.chain(*records)) == list(range(10))

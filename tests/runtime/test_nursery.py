@@ -210,3 +210,36 @@ def test_without_its_nursery_an_agent_goes_on(start: Callable[..., Bench]) -> No
     assert words[-1] == "lives"
     assert bench.children()["a"][2] == -signal.SIGKILL
     assert bench.end() == 0
+
+
+LATE = """
+import os, signal, sys, threading
+from stages import nursery as module
+
+module.ANSWER_SECONDS = 0.5
+nursery = module.Nursery.open(["helpers"])
+log = os.open("log", os.O_CREAT | os.O_WRONLY)
+pid = nursery.start("tells", "t", {}, log)
+os.kill(nursery._pid, signal.SIGSTOP)
+print("no answer:", module.Forked(pid, nursery).wait())
+try:
+    print("started:", nursery.start("tells", "t", {}, log))
+except module.NurseryGone:
+    print("gone")
+nursery.close()
+"""
+
+
+def test_a_late_answer_is_never_taken_for_another_one(start: Callable[..., Bench], tmp_path: Path) -> None:
+    start("a=tells").end()  # the modules are there
+
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout.splitlines() == ["no answer: -9", "gone"], done.stderr

@@ -70,7 +70,8 @@ def open_savepoint(url: str, *, allow_edits: bool = False) -> Savepoint:
     Raises SavepointError, EnvironmentFault.
     """
     savepoint = Savepoint.at(str(Path(url).absolute()) if "://" not in url else url)
-    savepoint.check(allow_edits=allow_edits)
+    if savepoint.check(allow_edits=allow_edits):
+        savepoint.check_rows()
     manifest = savepoint.manifest
     if manifest.in_flight:
         raise SavepointError(

@@ -151,7 +151,10 @@ class BulkRun:
         self._portions: dict[str, Portions] = {}
         self._folders: dict[int, Path] = {}
         self._thread = SparkThread()
+        self._refused: list[Letter] = []
         self.job = options.job
+        self.has_published = False
+        """Whether `publish` was begun: records may be in tables, and folders there."""
 
     def __enter__(self) -> Self:
         return self
@@ -215,7 +218,9 @@ class BulkRun:
 
         Raises SinkError, EnvironmentFault, RecordFailed.
         """
+        self.has_published = True
         given = self._deliver()
+        self._check_letters()
         published = []
         for sink in file_sinks(self.plan):
             if sink.name not in self.options.takers:
@@ -228,7 +233,7 @@ class BulkRun:
             tuple(self.facts.of_stage(stage.index) for stage in self.plan.stages),
             tuple(published),
             given,
-            tuple(self.facts.letters),
+            (*self.facts.letters, *self._refused),
             tuple(self.facts.held),
             time.monotonic() - self._started,
         )
@@ -297,10 +302,11 @@ class BulkRun:
 
     def _check_letters(self) -> None:
         most = self.plan.limits.dead_letters
-        if len(self.facts.letters) + len(self.facts.held) > most:
+        letters = [*self.facts.letters, *self._refused]
+        if len(letters) + len(self.facts.held) > most:
             raise RecordFailed(
-                f"the run gave up more than {most:,} records; nothing is published",
-                hint=f"the last of them: {self.facts.letters[-1].error}",
+                f"the run gave up more than {most:,} records; no folder of results is published",
+                hint=f"the last of them: {letters[-1].error}" if letters else "held behind others",
             )
 
     def _deliver(self) -> dict[str, int]:
@@ -320,7 +326,7 @@ class BulkRun:
                             take(batch)
                             given[sink.name] = given.get(sink.name, 0) + len(batch)
                 given.update({name: given.get(name, 0) + count for name, count in delivery.given.items()})
-                self.facts.letters += delivery.letters
+                self._refused += delivery.letters
         finally:
             links.close()
         return given

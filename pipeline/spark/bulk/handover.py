@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
@@ -31,11 +32,14 @@ _GENERATION: Final = 0
 _PAGE: Final = 5_000
 
 
-def write_savepoint(run: BulkRun, place: Place, name: str) -> Manifest:
-    """The savepoint is at the place, whole, when this returns; nothing of it is there when it raises.
+@contextmanager
+def handed_over(run: BulkRun, place: Place, name: str) -> Iterator[Manifest]:
+    """All of the savepoint but its manifest is written when the body begins; it is at the place when that has ended.
 
-    `run` has computed, with `keeps_state`, without `ends_input`. Raises SavepointError, also when a dead letter holds
-    its key: what is behind it would be lost, or come before it.
+    Nothing of it is there when anything raises. `run` has computed, with `keeps_state` and without `ends_input`; in the
+    body it may publish: what could refuse the savepoint has been looked at by then.
+
+    Raises SavepointError, also when a dead letter holds its key: what is behind it would be lost, or come before it.
     """
     holding = sum(letter.holds for letter in run.facts.letters)
     if holding:
@@ -47,11 +51,11 @@ def write_savepoint(run: BulkRun, place: Place, name: str) -> Manifest:
     draft = place.begin(name, run.job)
     try:
         manifest = _Handover(run).write(draft, name)
+        yield manifest
         draft.publish(manifest.encode())
     except BaseException:
         draft.discard()
         raise
-    return manifest
 
 
 def positions(run: BulkRun) -> dict[str, dict[str, int]]:
@@ -112,7 +116,9 @@ class _Handover:
             case "letters":
                 for number, letter in enumerate(self._run.facts.letters):
                     id_ = f"{self._made_at_ms}-{number}"
-                    yield from ((id_, field, value) for field, value in _letter_fields(letter).items())
+                    # A task of a source has the number of its portion, and there may be more of these.
+                    at = letter.partition % self._plan.stage(letter.stage).partitions
+                    yield from ((id_, field, value) for field, value in _letter_fields(letter, at).items())
 
     def _state_pages(self) -> Iterator[tuple[Sequence[Any], ...]]:
         """The columns of the table, a page at a time."""
@@ -164,11 +170,11 @@ def facts_of(
     return found
 
 
-def _letter_fields(letter: Letter) -> dict[bytes, bytes]:
+def _letter_fields(letter: Letter, partition: int) -> dict[bytes, bytes]:
     """As a worker writes them."""
     fields = {
         "stage": str(letter.stage),
-        "partition": str(letter.partition),
+        "partition": str(partition),
         "operator": letter.operator,
         "error": letter.error,
         "traceback": letter.traceback,

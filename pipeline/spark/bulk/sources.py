@@ -100,6 +100,8 @@ def _iterated(node: Source, lane: CollectingLane) -> Iterator[Piece]:
     for values in groups(iter(node.spec.items())):
         writer.add(ItemChunk(values))
         yield from lane.collected()
+        if lane.is_full(writer.count):
+            return
 
 
 def _generated(node: Source, lane: CollectingLane) -> Iterator[Piece]:

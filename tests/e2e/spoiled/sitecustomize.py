@@ -18,5 +18,24 @@ def role() -> str:
     return os.environ.get("CELERIAC_WORKER") or ("node" if "stages.node" in sys.orig_argv else "")
 
 
-wrong_clock.install(role(), os.environ.get("CELERIAC_TEST_CLOCKS", ""))
-freezing.install(role(), os.environ.get("CELERIAC_TEST_FREEZE", ""))
+def spoil() -> None:
+    wrong_clock.install(role(), os.environ.get("CELERIAC_TEST_CLOCKS", ""))
+    freezing.install(role(), os.environ.get("CELERIAC_TEST_FREEZE", ""))
+
+
+def spoil_children() -> None:
+    """Those of a node are forked: they learn their role later than Python starts."""
+    from stages import nursery
+
+    begin = nursery._begin
+
+    def begin_spoiled(birth: nursery.Birth, log: int) -> None:
+        begin(birth, log)
+        spoil()
+
+    nursery._begin = begin_spoiled
+
+
+spoil()
+if role() == "node" and ("CELERIAC_TEST_CLOCKS" in os.environ or "CELERIAC_TEST_FREEZE" in os.environ):
+    spoil_children()

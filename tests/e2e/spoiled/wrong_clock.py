@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+_NOW, _NOW_NS, _RIGHT = time.time, time.time_ns, datetime.datetime
+"""Those that are right, also in a process that was forked from one with a wrong clock of its own."""
+
 
 def error_of(kind: str) -> Callable[[], float]:
     """By how many seconds the clock is wrong now."""
@@ -24,23 +27,21 @@ def error_of(kind: str) -> Callable[[], float]:
 
 class _LooksLikeDatetime(type):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, datetime.datetime.__mro__[1])
+        return isinstance(instance, _RIGHT)
 
 
 def spoil(error: Callable[[], float]) -> None:
-    now, now_ns = time.time, time.time_ns
-    time.time = lambda: now() + error()
-    time.time_ns = lambda: now_ns() + int(error() * 1e9)
-    right = datetime.datetime
+    time.time = lambda: _NOW() + error()
+    time.time_ns = lambda: _NOW_NS() + int(error() * 1e9)
 
-    class Wrong(right, metaclass=_LooksLikeDatetime):
+    class Wrong(_RIGHT, metaclass=_LooksLikeDatetime):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-            return right.now(tz) + datetime.timedelta(seconds=error())
+            return _RIGHT.now(tz) + datetime.timedelta(seconds=error())
 
         @classmethod
         def utcnow(cls) -> Any:
-            return right.utcnow() + datetime.timedelta(seconds=error())
+            return _RIGHT.utcnow() + datetime.timedelta(seconds=error())
 
     datetime.datetime = Wrong  # type: ignore[misc]
 
@@ -49,3 +50,5 @@ def install(role: str, told: str) -> None:
     kinds = dict(item.split("=") for item in told.split(",") if item)
     if role in kinds:
         spoil(error_of(kinds[role]))
+    else:
+        time.time, time.time_ns, datetime.datetime = _NOW, _NOW_NS, _RIGHT  # type: ignore[misc]
