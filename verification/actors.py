@@ -47,13 +47,15 @@ class Source(Actor):
     """Reads splits of values and appends them; goes on where the job says that it stands.
 
     `by`: how many records one append has. With `seeks` a split is read on from the position stored with the job.
+    `awaits`: a reader that must be known first, since what came before it need not be kept for it.
     """
 
-    def __init__(self, splits: Sequence[Sequence[Any]], by: int = 4, *, seeks: bool = False) -> None:
+    def __init__(self, splits: Sequence[Sequence[Any]], by: int = 4, *, seeks: bool = False, awaits: str = "") -> None:
         super().__init__("source")
         self._splits = splits
         self._by = by
         self._seeks = seeks
+        self._awaits = awaits
         self._lanes: dict[int, Lane] = {}
         self._finished: set[int] = set()
 
@@ -63,7 +65,7 @@ class Source(Actor):
         self._lanes, self._finished = {}, set()
 
     def step(self, world: World) -> None:
-        if world.state() is None:
+        if world.state() is None or (self._awaits and self._awaits not in world.kept):
             return
         if self._feed is None:
             self._feed = _feed(world, self._scripts)

@@ -44,8 +44,13 @@ PLOTS: Final[Sequence[Plot]] = (
         lambda rng: [Producer(sequence("ab", 5), by=rng.randint(1, 4), has_ids=True)],
         most_partitions=1,
     ),
-    Plot("a reader", words, lambda rng: [Source([LINES], by=rng.randint(1, 4)), Reader()]),
-    Plot("full inboxes", words, lambda rng: [Source([LINES], by=rng.randint(1, 3)), Reader()], narrow=True),
+    Plot("a reader", words, lambda rng: [Source([LINES], by=rng.randint(1, 4), awaits="reader"), Reader()]),
+    Plot(
+        "full inboxes",
+        words,
+        lambda rng: [Source([LINES], by=rng.randint(1, 3), awaits="reader"), Reader()],
+        narrow=True,
+    ),
     Plot("timers", timers, lambda rng: [Source([LINES[:4]], by=rng.randint(1, 4))]),
     Plot(
         "dead letters",
