@@ -18,7 +18,9 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    func,
     inspect,
+    select,
 )
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateTable
@@ -121,8 +123,12 @@ class SqlTable:
         types = self._types_of(rows)
         if not self.sink.options.get("create"):
             raise self._missing(connection, types)
-        self._described(types).create(connection)
-        self._read(connection)
+        if connection.dialect.name == "postgresql":
+            # Of two that make one table at once the second is refused there, by a catalog. It waits for the first.
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(self.name))))
+        if not self._read(connection):
+            self._described(types).create(connection)
+            self._read(connection)
 
     def _types_of(self, rows: list[Row]) -> dict[str, Any]:
         """Integers and fractions together are numbers; else the first kind counts; a column of nulls is text."""

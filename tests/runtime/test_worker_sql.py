@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from pipeline.settings import Limits
 from pipeline.sinks.effects import Owner
 from pipeline.sinks.publisher import publish
 from pipeline.sinks.secrets import normal_database
+from pipeline.sinks.sql_database import Database
 from pipeline.sinks.sql_sink import open_database, sql_effect
+from pipeline.sinks.sql_table import SqlTable
 from pipeline.sinks.staging import StagedFacts
 from stages.partition import SliceEnd
+from tests.e2e.chaos import wait_until
 from tests.runtime.harness import LocalJob, Moment, SteppingClock, numbered
 from tests.runtime.tables import KEYS, ask, look_again, make_rows
 
@@ -42,6 +46,33 @@ def feed(job: LocalJob) -> None:
 
 
 EXPECTED = sorted((key, number) for key, number in numbered(KEYS, 12))
+
+
+def test_workers_that_make_one_table_at_once_lose_no_row(postgres_url: str) -> None:
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    table = SqlTable(SinkPlan("rows", "sql", "", {"table": "made", "create": True}, None))
+    other = SqlTable(SinkPlan("rows", "sql", "", {"table": "made", "create": True}, None))
+    first, second = Database(url), Database(url)
+
+    def write_second() -> None:
+        connection = second.begin()
+        with second.faults():
+            other.write(connection, [{"n": 2}])
+        second.commit()
+
+    with ThreadPoolExecutor(1) as pool:
+        table.write(first.begin(), [{"n": 1}])
+        writing = pool.submit(write_second)
+        wait_until(lambda: ask(url, WAITING_FOR_A_LOCK) == [(1,)], "the second waits for the first")
+        first.commit()
+        writing.result(30)
+
+    assert sorted(ask(url, "SELECT n FROM made")) == [(1,), (2,)]
+    for database in (first, second):
+        database.drop()
+
+
+WAITING_FOR_A_LOCK = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
