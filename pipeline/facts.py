@@ -63,6 +63,10 @@ class JobRecord:
     """Whether its workers publish its results; else the run that has it does."""
     still: dict[str, int] = field(default_factory=dict)
     """Stage -> since when it is paused."""
+    shadow: str = ""
+    """`token job` of the shadow that runs beside it, or was left by a command that is gone."""
+    code: str = ""
+    """The only version that may work at it since it was promoted; nothing where workers run what they find."""
 
     @property
     def run(self) -> str:

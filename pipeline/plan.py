@@ -95,9 +95,26 @@ def stream_name(sink: SinkPlan) -> str:
     return str(sink.options.get("name", sink.name))
 
 
+ECHO: Final = "~shadow."
+"""What the names of echoes begin with."""
+
+
+def echo_name(sink: str) -> str:
+    """The stream of all that a sink is given, for whoever compares that with what a shadow gives."""
+    return ECHO + sink
+
+
 def stream_names(plan: Plan) -> list[str]:
-    """The output streams of a job, by the names under which they are read, each once."""
-    return list(dict.fromkeys(stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS))
+    """The output streams of a job, by the names under which they are read, each once; its echoes are the last ones."""
+    names = [stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS]
+    if plan.has_echoes:
+        names += [echo_name(sink.name) for sink in plan.sinks]
+    return list(dict.fromkeys(names))
+
+
+def readable_names(plan: Plan) -> list[str]:
+    """Those that are for people and programs."""
+    return [name for name in stream_names(plan) if not name.startswith(ECHO)]
 
 
 class StatePlan(msgspec.Struct, frozen=True):
@@ -127,6 +144,11 @@ class _Protocol(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """has_echoes: each sink's records also go to a stream, newest kept, while a shadow is compared with the job.
+
+    is_shadow: its sinks are such streams only; see `pipeline.shadowing.holding`.
+    """
+
     protocol: int
     pipeline: str
     fingerprint: str
@@ -135,6 +157,8 @@ class Plan(msgspec.Struct, frozen=True):
     limits: Limits
     sources: tuple[SourcePlan, ...] = ()
     states: tuple[StatePlan, ...] = ()
+    has_echoes: bool = False
+    is_shadow: bool = False
 
     def stage(self, index: int) -> StagePlan:
         return self.stages[index]

@@ -17,6 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.loader import load_graph
 from pipeline.plan import fingerprint
 from pipeline.programs.checking import find_programs
+from pipeline.shadowing.holding import held_back
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -75,6 +76,8 @@ def make_app(settings: WorkerSettings) -> Celery:
     scripts = Scripts(connect(settings.redis_url))
     plan = JobStore(scripts).read(settings.job).plan
     graph = load_graph(settings.pipeline)
+    if plan.is_shadow:
+        graph = held_back(graph)
     if fingerprint(graph) != plan.fingerprint:
         raise PipelineError(
             f"{settings.pipeline} is not the pipeline that job {settings.job!r} was started with",
@@ -87,6 +90,7 @@ def make_app(settings: WorkerSettings) -> Celery:
         return Ownership(Scripts(connect(settings.redis_url)), settings.job, settings.worker, settings.incarnation)
 
     worker = Worker(ownership(), plan, graph)
+    worker.code = code
     app = Celery("celeriac-worker", set_as_current=False)
     app.conf.update(celery_settings(settings.redis_url))
     app.conf.task_default_queue = keys.worker_queue_name(settings.job, settings.worker)

@@ -11,7 +11,7 @@ from pipeline.codec import encode_value, state_field, timer_member
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
 from pipeline.keying import group_of
-from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, stream_name
+from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, echo_name, stream_name
 from pipeline.records import Batch
 from pipeline.routing import Router, payloads
 from pipeline.store import keys
@@ -37,6 +37,9 @@ class StepEncoder:
         }
         streams = {sink.name: stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS}
         self._streams = {name: Target.stream(job, streams[name]) for name in stage.sinks if name in streams}
+        self._echoes = {
+            name: Target.stream(job, echo_name(name), is_counted=False) for name in stage.sinks if plan.has_echoes
+        }
 
     def everywhere(self) -> list[Target]:
         """Every target of the stage: control goes to all of them."""
@@ -52,6 +55,8 @@ class StepEncoder:
                     found.setdefault(targets[number], []).extend(self._entries(part))
             elif edge in self._streams:
                 found.setdefault(self._streams[edge], []).extend(self._entries(batch))
+        for edge in self._echoes.keys() & step.outputs.keys():
+            found.setdefault(self._echoes[edge], []).extend(self._entries(step.outputs[edge]))
         return found
 
     def _entries(self, batch: Batch) -> list[Output]:

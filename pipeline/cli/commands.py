@@ -34,6 +34,7 @@ from pipeline.cli.rescaling import rescale
 from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.savepoints import savepoint
 from pipeline.cli.screen import Screen
+from pipeline.cli.shadowing import promote, shadow
 from pipeline.cli.state import state
 from pipeline.cli.submitting import feed, submit
 from pipeline.cli.suspending import resume, suspend
@@ -74,7 +75,7 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
-    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves, backfill,
+    suspend, resume, submit, feed, upgrade, shadow, promote, history, autoscale, rescale, worker, node, moves, backfill,
 ):  # fmt: skip
     celeriac.add_command(_group)
 

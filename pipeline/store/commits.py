@@ -91,13 +91,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a partition's outputs go: the inbox of a partition, or an output stream (`kind` out)."""
+    """Where a partition's outputs go: the inbox of a partition, or an output stream (`kind` out).
+
+    is_counted: the books count what goes there; not so for an echo of what goes elsewhere.
+    """
 
     kind: Literal["inbox", "out"]
     inbox: str
     meta: str
     log: str
     waiting: str
+    is_counted: bool = True
 
     @property
     def name(self) -> str:
@@ -112,13 +116,14 @@ class Target:
         return cls("inbox", keys.inbox(*at), keys.meta(*at), keys.log(*at), keys.waiting(*at))
 
     @classmethod
-    def stream(cls, job: str, sink: str) -> Target:
+    def stream(cls, job: str, sink: str, *, is_counted: bool = True) -> Target:
         return cls(
             "out",
             keys.out(job, sink),
             keys.out_meta(job, sink),
             keys.out_log(job, sink),
             keys.out_waiting(job, sink),
+            is_counted,
         )
 
 
