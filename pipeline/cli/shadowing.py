@@ -26,7 +26,7 @@ from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
 from pipeline.operations import About, Claim, Phase
 from pipeline.programs.checking import find_programs
-from pipeline.shadowing.carrying import Report, Shadowing, make_shadow
+from pipeline.shadowing.carrying import Candidate, Report, Shadowing, make_shadow
 from pipeline.shadowing.comparing import difference_lines
 from pipeline.shadowing.course import Course, Wish
 from pipeline.shadowing.holding import plan_of, shadow_differences, shadow_of
@@ -98,9 +98,9 @@ def shadow(
         logs="",
         temporary="",
     )
-    wanted = (room_mib << 20, allow_dropped)
+    candidate = Candidate(graph, version, room_mib << 20, allow_dropped)
     with Shadowed(scripts, job, version) as shadowed, interrupts.immediate():
-        course = shadowed.carry(graph, settings, wanted, whole_target(target))
+        course = shadowed.carry(candidate, settings, whole_target(target))
     if course is None:
         click.echo(f"the shadow of job {job} is dropped")
     else:
@@ -164,25 +164,15 @@ class Shadowed:
             with suppress(UnknownJob):
                 JobStore(scripts).erase(shadow_of(self._job))
 
-    def carry(self, graph: Graph, settings: NodeSettings, wanted: tuple[int, bool], target: str) -> Course | None:
+    def carry(self, candidate: Candidate, settings: NodeSettings, target: str) -> Course | None:
         """The shadow from its beginning to its end; its course when it was promoted. Raises as `Course.run` does."""
-        room_bytes, allow_dropped = wanted
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celeriac-")))
             paths = {name: folder / name for name in ("logs", "tmp", "cuts")}
             for path in paths.values():
                 path.mkdir()
-            one = make_shadow(
-                self._scripts,
-                self.claim,
-                graph,
-                self._version,
-                paths["cuts"],
-                room_bytes,
-                keep=self._keep,
-                allow_dropped=allow_dropped,
-            )
-            VersionStore(self._scripts).add(one.shadow, self._version, submitted=True)
+            one = make_shadow(self._scripts, self.claim, candidate, paths["cuts"], self._keep)
+            VersionStore(self._scripts).add(one.shadow, self._version)
             for line in one.lines:
                 click.echo(line, err=True)
             settings = msgspec.structs.replace(settings, logs=str(paths["logs"]), temporary=str(paths["tmp"]))

@@ -44,8 +44,8 @@ class Report(msgspec.Struct, frozen=True):
 
     lag: records of the input that the job has processed, or that wait for it, and the shadow has not.
     keys, keys_alike: keys with differences, and those of them whose last results are the same.
-    letters: dead letters that the job, and the shadow, have written since the cut; letter_lines: some of those that only
-    the shadow has. lines: what a person should know of its beginning.
+    letters: dead letters that the job, and the shadow, have written since the cut; letter_lines: some that only the
+    shadow has. lines: what a person should know of its beginning.
     """
 
     shadow: str
@@ -220,17 +220,20 @@ class Shadowing:
         return len(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The version that is to run beside a job. room_bytes: so much input, and results, may wait for it."""
+
+    graph: Graph
+    version: Version
+    room_bytes: int
+    allow_dropped: bool = False
+
+
 def make_shadow(
-    scripts: Scripts,
-    claim: Claim,
-    graph: Graph,
-    version: Version,
-    folder: Path,
-    room_bytes: int,
-    keep: Callable[[], None] = lambda: None,
-    allow_dropped: bool = False,
+    scripts: Scripts, claim: Claim, candidate: Candidate, folder: Path, keep: Callable[[], None] = lambda: None
 ) -> Shadowing:
-    """The job's shadow is there, as the job was at one instant, and gets its input from there on. It has no workers yet.
+    """The job's shadow is there, as the job was at one instant, and gets its input from there on. No worker is started.
 
     `folder` holds the cut for a while. `keep` is called now and then. Raises ShadowLost, SavepointError, Busy,
     OperationLost, StoreError: then `ShadowStore.take_away` is next.
@@ -242,6 +245,7 @@ def make_shadow(
 
     jobs = JobStore(scripts)
     job, before = claim.job, jobs.read(claim.job)
+    graph, room_bytes = candidate.graph, candidate.room_bytes
     plan = plan_of(graph, before.plan)
     shadow = shadow_of(job)
     ShadowStore(scripts, job).announce(claim, before, with_echoes(before.plan, has_echoes=True), shadow, room_bytes)
@@ -257,7 +261,7 @@ def make_shadow(
         manifest = savepoint.manifest
         savepoint.manifest = msgspec.structs.replace(manifest, plan=held_plan(manifest.plan))
         held = msgspec.structs.replace(held_plan(plan), fingerprint=fingerprint(held_back(graph)))
-        restored = restore_job(scripts, savepoint, shadow, held, allow_dropped=allow_dropped, place=shadow_move)
+        restored = restore_job(scripts, savepoint, shadow, held, allow_dropped=candidate.allow_dropped, place=shadow_move)
     finally:
         heard = listener.end()
     place.delete(_SAVEPOINT)
@@ -266,7 +270,7 @@ def make_shadow(
         claim=claim,
         record=record,
         plan=plan,
-        version=version,
+        version=candidate.version,
         room_bytes=room_bytes,
         live=live,
         given=ShadowResults(scripts, shadow, jobs.read(shadow).run, held),

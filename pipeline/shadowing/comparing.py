@@ -76,7 +76,10 @@ class _Result:
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """The results of one key in one partition that wait for their counterparts. `matched`: the last ones that had one."""
+    """The results of one key in one partition that wait for their counterparts.
+
+    matched: the numbers of the last ones that had one. last: the newest results while it is there.
+    """
 
     sink: str
     field: bytes | None

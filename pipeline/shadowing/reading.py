@@ -1,4 +1,4 @@
-"""Reads what a job and its shadow give their sinks. It holds back nothing of the job, of the shadow all it has not read."""
+"""Reads what a job and its shadow give their sinks. Only the shadow waits for it."""
 
 from __future__ import annotations
 

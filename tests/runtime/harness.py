@@ -122,11 +122,12 @@ class LocalJob:
         clock: Callable[[], float] = stopped_clock,
         takes_tickets: bool = False,
         savepoint: Savepoint | None = None,
+        exists: bool = False,
         **restoring: bool,
     ) -> None:
         """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker.
 
-        Of a `savepoint` the job is restored, as `restore_job` is told.
+        Of a `savepoint` the job is restored, as `restore_job` is told. One that `exists` is left as it is.
         """
         self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
         self.limits = limits or Limits()
@@ -136,7 +137,9 @@ class LocalJob:
         scripts = Scripts(self.client)
         self._scripts = scripts
         self.jobs = JobStore(scripts)
-        if savepoint is None:
+        if exists:
+            self.plan = self.jobs.read(job).plan
+        elif savepoint is None:
             self.jobs.create(job, self.plan)
         else:
             self.restored = restore_job(scripts, savepoint, job, self.plan, **restoring)
