@@ -123,7 +123,7 @@ class Shadowing:
             raise ShadowLost(f"the shadow of job {self.job!r} was taken away")
         if found.given_up:
             raise too_much(self.room_bytes, "input")
-        if self.comparison.bytes > self.room_bytes:
+        if self.comparison.held_bytes > self.room_bytes:
             raise too_much(self.room_bytes, "results")
         jobs = JobStore(self.scripts)
         if jobs.state(self.job) is not JobState.RUNNING:

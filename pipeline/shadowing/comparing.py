@@ -82,7 +82,7 @@ class _Lane:
     """
 
     sink: str
-    field: bytes | None
+    name: bytes | None
     queues: tuple[deque[_Result], deque[_Result]] = field(default_factory=lambda: (deque(), deque()))
     matched: list[int] = field(default_factory=lambda: [0, 0])
     last: list[bytes | None] = field(default_factory=lambda: [None, None])
@@ -98,12 +98,12 @@ class _Sender:
 
 
 class Comparison:
-    """What was compared so far. `bytes` estimates the memory of what waits: whoever adds must look at it."""
+    """What was compared so far. `held_bytes` estimates the memory of what waits: whoever adds must look at it."""
 
     def __init__(self) -> None:
         self.tallies: dict[str, SinkTally] = {}
         self.first: list[Difference] = []
-        self.bytes = 0
+        self.held_bytes = 0
         self._senders: dict[tuple[str, int], _Sender] = {}
         self._lanes: dict[tuple[str, int, bytes | None], _Lane] = {}
         self._last: dict[tuple[str, bytes | None], list[bytes | None]] = {}
@@ -144,7 +144,7 @@ class Comparison:
                 lane.queues[side].append(result)
                 sender.queues[side].append(result)
                 tally.waiting[side] += 1
-                self.bytes += result.size
+                self.held_bytes += result.size
             elif not any(lane.queues):
                 del self._lanes[sink, partition, name]
         self._give_up(sender, tally, GRACE)
@@ -176,7 +176,7 @@ class Comparison:
     def _take_out(self, result: _Result, tally: SinkTally, side: int) -> None:
         result.is_through = True
         tally.waiting[side] -= 1
-        self.bytes -= result.size
+        self.held_bytes -= result.size
 
     def _give_up(self, sender: _Sender, tally: SinkTally, grace: int) -> None:
         for side in Side:
@@ -200,9 +200,9 @@ class Comparison:
             self._take_out(other, tally, 1 - side)
         tally.different += 1
         if len(self._last) < _LANES:
-            self._last.setdefault((lane.sink, lane.field), list(lane.last))
+            self._last.setdefault((lane.sink, lane.name), list(lane.last))
         if len(self.first) < SHOWN:
-            key = None if lane.field is None else key_text(read_key_field(lane.field))
+            key = None if lane.name is None else key_text(read_key_field(lane.name))
             self.first.append(Difference(lane.sink, key, *(_text(data) for data in pair)))
 
 

@@ -53,7 +53,7 @@ class Pair:
         candidate = Candidate(graph, version, self.room_bytes, **self.options)
         self.one: Shadowing = make_shadow(self.job._scripts, self.claim, candidate, self.folder)
         self.shadow = LocalJob(self.job.url, Held(self.flow), job=self.one.shadow, exists=True)  # type: ignore[arg-type]
-        self.shadow.assign()
+        self.shadow.assign(is_told=False)
 
     @property
     def store(self) -> ShadowStore:

@@ -61,6 +61,7 @@ def site(job: LocalJob, tmp_path: Path) -> Iterator[Any]:
 
     def make(flow: Pipeline, **more: Any) -> Pair:
         pairs.append(Pair(job, flow, tmp_path, **more))
+        pairs[-1].shadow.look()
         return pairs[-1]
 
     yield make
