@@ -261,7 +261,9 @@ def make_shadow(
         manifest = savepoint.manifest
         savepoint.manifest = msgspec.structs.replace(manifest, plan=held_plan(manifest.plan))
         held = msgspec.structs.replace(held_plan(plan), fingerprint=fingerprint(held_back(graph)))
-        restored = restore_job(scripts, savepoint, shadow, held, allow_dropped=candidate.allow_dropped, place=shadow_move)
+        restored = restore_job(
+            scripts, savepoint, shadow, held, allow_dropped=candidate.allow_dropped, place=shadow_move
+        )
     finally:
         heard = listener.end()
     place.delete(_SAVEPOINT)

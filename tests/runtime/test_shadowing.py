@@ -196,6 +196,26 @@ def test_a_shadow_is_not_promoted_before_both_have_processed_the_same(job: Local
     assert before != everything(job)
 
 
+def test_input_that_only_one_of_both_has_keeps_it_from_being_promoted_before_both_have_it(
+    job: LocalJob, site: Any
+) -> None:
+    pair = site(summing(step=10))
+    job.send(records("ab"))
+    job.run_until_idle()
+    place = next(at for at in job.places if at[0] == 0 and job.facts(at).head)
+    tee = keys.tee("j", *place)
+    kept = job.client.xrange(tee)
+    job.client.delete(tee)
+    assert not pair.one.try_to_promote("/new.py", frozenset())
+    for id_, fields in kept:
+        job.client.xadd(tee, fields, id_)
+    pair.work()
+    job.client.xadd(tee, {"h": "["})
+    assert not pair.one.try_to_promote("/new.py", frozenset())
+    job.client.delete(tee)
+    assert pair.one.try_to_promote("/new.py", frozenset())
+
+
 def test_promoting_again_after_a_lost_answer_changes_nothing(job: LocalJob, site: Any) -> None:
     pair = site(summing(step=10))
     job.send(records("ab"))
