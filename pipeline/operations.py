@@ -34,7 +34,7 @@ class Phase(StrEnum):
     COMPARING = "comparing"
     """Shadow: it gets the input of the job, and its results are compared."""
     PROMOTING = "promoting"
-    """Shadow: the job's input is held back until both stand at the same place; there the shadow's state becomes its own."""
+    """Shadow: the job's input is held back until both stand at one place, where the shadow's state becomes its own."""
 
 
 class About(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -35,8 +34,6 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.shadows import Promoting, ShadowStore
 from pipeline.versions import Version, Wanted
-
-_SAVEPOINT: Final = "cut"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -255,9 +252,9 @@ def make_shadow(
     listener = Listener(live, room_bytes)
     listener.start()
     try:
-        place = LocalPlace(folder)
-        take_savepoint(scripts, record, place, _SAVEPOINT, shadow=claim.token, between=keep)
-        savepoint = Savepoint(place, _SAVEPOINT)
+        place, name = LocalPlace(folder), f"{shadow}-{claim.token}"
+        take_savepoint(scripts, record, place, name, shadow=claim.token, between=keep)
+        savepoint = Savepoint(place, name)
         manifest = savepoint.manifest
         savepoint.manifest = msgspec.structs.replace(manifest, plan=held_plan(manifest.plan))
         held = msgspec.structs.replace(held_plan(plan), fingerprint=fingerprint(held_back(graph)))
@@ -266,7 +263,7 @@ def make_shadow(
         )
     finally:
         heard = listener.end()
-    place.delete(_SAVEPOINT)
+    place.delete(name)
     found = Shadowing(
         scripts=scripts,
         claim=claim,

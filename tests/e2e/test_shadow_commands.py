@@ -165,7 +165,7 @@ def test_a_shadow_whose_command_is_killed_is_taken_away_and_one_that_is_interrup
     assert not [name for name in story.client.scan_iter() if b"shadow" in name or b":tee:" in name]
     outcomes = [past.outcome for past in story.jobs.read("j").operations]
     assert outcomes == ["given up: its command is gone", "interrupted", "dropped"]
-    assert story.results() == dict.fromkeys(WORDS, list(range(1, 3 * EACH + 1)))
+    assert story.results() == {word: list(range(1, 3 * EACH + 1)) for word in WORDS}
 
 
 def test_what_cannot_be_a_shadow_is_one_message(site: Site, redis_url: str) -> None:

@@ -76,10 +76,10 @@ GUARDS: Final = (
     Guard("room of a shadow", "prelude", "if to[3] + size <= to[4] then", "if true then", _SHADOWS),
     Guard("one place of a job and its shadow", "promote", "if m[1] ~= o[1] or m[2] ~= o[2] or", "if", _PROMOTES),
     Guard("input that a shadow has not got", "promote", " or call('XLEN', waiting) > 0 then", " then", _PROMOTES),
-    Guard("nothing in flight where it is promoted", "promote", "    if one[3] ~= ", "    if false and one[3] ~= ", _PROMOTES),
+    Guard("nothing in flight at a promotion", "promote", "  if one[3] ~= ", "  if false and one[3] ~= ", _PROMOTES),
     Guard("table of a promoted version", "promote", "'table', version, 'code'", "'table', j[2], 'code'", _SHADOWS),
     Guard("command of a shadow", "unshadow", "if ARGV[3] == '' and is_held", "if false and is_held", _SHADOWS),
-    Guard("nothing beside what is left of one", "prelude", " and not call('HGET', job, 'shadow') then", " then", _SHADOWS),
+    Guard("nothing beside one that is left", "prelude", " and not call('HGET', job, 'shadow') then", " then", _SHADOWS),
     Guard("no replay beside a shadow", "replay", "if j[4] then return {-9} end", "", _SHADOWS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

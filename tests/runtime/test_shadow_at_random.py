@@ -45,7 +45,7 @@ class Sum(KeyedOperator):
 def flow(step: int) -> Pipeline:
     """Two stages with state; the first one counts the records that it hands on."""
 
-    def number(key: Any, value: Any, state: int | None) -> tuple[Any, int]:
+    def number(_key: Any, value: Any, state: int | None) -> tuple[Any, int]:
         return value, (state or 0) + 1
 
     made = Pipeline("sums")
@@ -55,7 +55,7 @@ def flow(step: int) -> Pipeline:
 
 
 def reference(words: Sequence[str], cut: Mapping[str, int], place: int) -> dict[str, list[Any]]:
-    """The old version adds 1; the new one 100, but for the first records of each key, as many as were summed at the cut.
+    """The old version adds 1; the new one 100, but for those of each key that were summed at the cut.
 
     Behind `place` records the new one's sums are the job's.
     """

@@ -7,16 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from pipeline import Pipeline, read, write
-from pipeline.errors import Busy, OperationLost, ShadowLost, StaleTerm
+from pipeline import Pipeline, hold_key, read, write
+from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost
 from pipeline.lifecycle import JobState
 from pipeline.operations import CLAIM_SECONDS
+from pipeline.plan import Plan, compile_plan
+from pipeline.settings import Limits
 from pipeline.shadowing.course import Course, NotPromoted, Wish
 from pipeline.shadowing.holding import plan_of, shadow_differences
 from pipeline.store import keys
 from pipeline.store.letters import LetterStore
+from pipeline.store.shadows import ShadowStore
 from tests.runtime.harness import LocalJob
 from tests.runtime.shadows import CODE, Pair, begin, goes_on
 
@@ -24,7 +28,7 @@ from tests.runtime.shadows import CODE, Pair, begin, goes_on
 def summing(step: int = 1, name: str = "total") -> Pipeline:
     """Each record adds `step` to the sum of its key; the new sum goes to `out`, each record itself to `seen`."""
 
-    def add(key: Any, value: Any, state: int | None) -> tuple[int, int]:
+    def add(_key: Any, value: Any, state: int | None) -> tuple[int, int]:
         if value[1] == "fail" and step > 1:
             raise ValueError("the new version does not know it")
         return (state or 0) + step, (state or 0) + step
@@ -128,13 +132,13 @@ def test_what_only_the_new_version_gives_up_is_told(job: LocalJob, site: Any) ->
 def test_a_dropped_shadow_leaves_nothing(job: LocalJob, site: Any) -> None:
     job.send(records("ab"))
     job.run_until_idle()
-    before = {name for name in job.client.keys() if b"operation" not in name}
+    before = {name for name in job.client.scan_iter() if b"operation" not in name}
     pair = site(summing(step=10))
     job.send(records("ab"))
     pair.work()
     pair.close()
 
-    assert {name for name in job.client.keys() if b"operation" not in name} == before
+    assert {name for name in job.client.scan_iter() if b"operation" not in name} == before
     job.run_until_idle()
     job.send(records("a"))
     job.run_until_idle()
@@ -162,6 +166,56 @@ def test_a_promoted_shadow_goes_on_with_its_own_state_under_the_job(job: LocalJo
     assert (record.code, record.shadow, record.plan.has_echoes) == (CODE, "", False)
     assert [past.outcome for past in record.operations] == ["promoted"]
     assert record.paused == {}
+
+
+def test_an_operator_of_another_name_begins_anew_and_the_old_one_is_gone(job: LocalJob, site: Any) -> None:
+    job.send(records("aa"))
+    job.run_until_idle()
+    with pytest.raises(SavepointError, match="operator 'total' and its state"):
+        site(summing(name="sum"))
+    token = job.jobs.read("j").shadow.partition(" ")[0]
+    assert ShadowStore(job._scripts, "j").take_away(token, is_own=True, outcome="given up")
+    pair = site(summing(name="sum"), options={"allow_dropped": True})
+    assert pair.one.lines == ("dropped: operator 'total' and its state", "new: operator 'sum' begins without state")
+    job.send(records("a"))
+    pair.promote()
+    pair.close("promoted")
+
+    new = goes_on(job, summing(name="sum"))
+    new.send(records("a"))
+    new.run_until_idle()
+    assert new.by_key() == {"a": [1, 2, 3, 2]}
+    assert new.state() == {("sum", "a"): 2}
+
+
+def test_keys_that_are_held_go_on_when_their_letter_is_replayed_under_the_new_version(
+    redis_url: str, tmp_path: Path
+) -> None:
+    def flow(step: int) -> Pipeline:
+        made = Pipeline("held")
+        keyed = made.source(read.producer(), name="in").key_by(lambda v: v[0], name="by", on_error=hold_key())
+        keyed.map(lambda v: v[step], name="pick").sink(write.stream("out"), name="out")
+        return made
+
+    with LocalJob(redis_url, flow(1)) as job:
+        job.assign()
+        job.send([["a"], ["a", 1, 2], ["b", 1, 2]])
+        job.run_until_idle()
+        pair = Pair(job, flow(2), tmp_path)
+        pair.shadow.look()
+        job.send([["a", 3, 4], ["c", 5]])
+        pair.promote()
+        pair.close("promoted")
+        new = goes_on(job, flow(2))
+        letters = LetterStore(new._scripts, new.jobs.read("j"))
+        first, second = letters.read()
+        assert (first.behind, second.behind, new.findings()) == (2, 0, [])
+        letters.edit(first, ["a", 7, 8])
+        letters.replay(letters.get(first.id))
+        new.run_until_idle()
+
+        assert new.by_key() == {"a": [8, 2, 4], "b": [1], "c": [5]}
+        assert new.findings() == []
 
 
 def test_a_worker_of_the_version_before_does_nothing_more(job: LocalJob, site: Any) -> None:
@@ -250,7 +304,7 @@ def test_a_shadow_that_is_too_slow_is_given_up_and_stops_nobody(job: LocalJob, s
     assert job.client.hget(keys.job("j"), "tee") is None
 
 
-def test_results_that_were_trimmed_unread_end_it(job: LocalJob, tmp_path: Path, redis_url: str) -> None:
+def test_results_that_were_trimmed_unread_end_it(job: LocalJob, tmp_path: Path) -> None:
     pair = Pair(job, summing(), tmp_path)
     job.client.delete(keys.out("j", "~shadow.out"))
     job.send(records("aaa"))
@@ -267,7 +321,7 @@ def test_a_shadow_of_another_shape_is_refused() -> None:
     old = plan_of(summing().graph(), plan_of(summing().graph(), _plan()))
     flow = Pipeline("sums")
     flow.source(read.producer(), name="in").key_by(lambda pair: pair[0], name="other").stateful_map(
-        lambda key, value, state: (0, 0), name="total"
+        lambda _key, _value, _state: (0, 0), name="total"
     ).sink(write.stream("out2"), name="out")
 
     lines = shadow_differences(old, plan_of(flow.graph(), old))
@@ -282,10 +336,7 @@ def test_a_shadow_of_another_shape_is_refused() -> None:
     assert shadow_differences(old, plan_of(summing(5, "sum").graph(), old)) == []
 
 
-def _plan() -> Any:
-    from pipeline.plan import compile_plan
-    from pipeline.settings import Limits
-
+def _plan() -> Plan:
     return compile_plan(summing().graph(), 2, Limits())
 
 
@@ -359,12 +410,10 @@ def a_course(pair: Pair) -> Course:
 
 
 def want(pair: Pair, **what: Any) -> None:
-    import msgspec
-
     assert pair.store.want(msgspec.json.encode(Wish(**what)).decode())
 
 
-def test_the_course_of_a_shadow_ends_when_it_is_dropped_by_another_command(job: LocalJob, site: Any) -> None:
+def test_the_course_of_a_shadow_ends_when_it_is_dropped_by_another_command(site: Any) -> None:
     pair = site(summing())
     want(pair, verb="drop")
 
@@ -424,4 +473,3 @@ def test_what_is_no_token_of_the_shadow_changes_nothing(job: LocalJob, site: Any
     with pytest.raises(ShadowLost):
         pair.store.note_held("other", ["in"])
     assert everything(job) == before
-    assert StaleTerm
