@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,18 +11,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from leader.duties.shadows import Shadows
 from pipeline import Pipeline, hold_key, read, write
-from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost
+from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost, StoreUnavailable
 from pipeline.lifecycle import JobState
-from pipeline.operations import CLAIM_SECONDS
+from pipeline.operations import CLAIM_SECONDS, About, Phase
 from pipeline.plan import Plan, compile_plan
 from pipeline.settings import Limits
+from pipeline.shadowing.carrying import Candidate, make_shadow
 from pipeline.shadowing.course import Course, NotPromoted, Wish
 from pipeline.shadowing.holding import plan_of, shadow_differences
 from pipeline.store import keys
+from pipeline.store.claims import ClaimStore
+from pipeline.store.cuts import CutStore
 from pipeline.store.letters import LetterStore
 from pipeline.store.shadows import ShadowStore
-from tests.runtime.harness import LocalJob
+from pipeline.versions import Version
+from tests.runtime.harness import FlakyScripts, LocalJob
 from tests.runtime.shadows import CODE, Pair, begin, goes_on
 
 
@@ -473,3 +479,87 @@ def test_what_is_no_token_of_the_shadow_changes_nothing(job: LocalJob, site: Any
     with pytest.raises(ShadowLost):
         pair.store.note_held("other", ["in"])
     assert everything(job) == before
+
+
+def test_the_end_of_the_input_reaches_the_shadow(job: LocalJob, site: Any) -> None:
+    pair = site(summing())
+    job.send(records("abca"))
+    job.end_input()
+    pair.work()
+
+    pair.shadow.assert_done()
+    job.assert_done()
+    assert (pair.one.report().sinks["out"].equal, pair.one.report().different) == (4, 0)
+
+
+def test_a_stage_with_another_number_of_partitions_has_a_shadow(redis_url: str, tmp_path: Path) -> None:
+    with LocalJob(redis_url, summing()) as job:
+        job.assign()
+        job.rescale(1, 3)
+        job.rescale(1, 1)
+        job.send(records("aabc"))
+        pair = Pair(job, summing(step=10), tmp_path)
+        pair.shadow.look()
+        job.send(records("abca"))
+        pair.promote()
+        pair.close("promoted")
+        new = goes_on(job, summing(step=10))
+        new.send(records("abc"))
+        new.run_until_idle()
+
+        assert new.newest() == {"a": 50, "b": 30, "c": 30}
+        assert new.findings() == []
+
+
+def test_the_leader_takes_away_what_a_command_has_left(job: LocalJob, site: Any) -> None:
+    pair, duty = site(summing()), Shadows(job._scripts)
+    assert duty.run_once(job.jobs.facts("j"), job.token) == {}
+    silence(job)
+
+    assert duty.run_once(job.jobs.facts("j"), job.token) == {"shadows_taken_away": 1}
+    assert duty.run_once(job.jobs.facts("j"), job.token) == {}
+    assert job.jobs.list_ids() == ["j"]
+    assert pair.store.read() is None
+
+
+def test_a_command_that_was_killed_while_it_made_the_shadow_leaves_nothing(job: LocalJob, tmp_path: Path) -> None:
+    job.send(records("ab"))
+    job.run_until_idle()
+    for calls in itertools.count():
+        before = set(job.client.scan_iter())
+        scripts = FlakyScripts(job.client)
+        claim = ClaimStore(job._scripts).undertake("j", About("shadow", by="me", code=CODE), Phase.COPYING)
+        candidate = Candidate(summing().graph(), Version("shadow", CODE, "", "new.py", "me"), 1 << 20)
+        scripts.break_call("after", calls + 1)
+        with suppress(StoreUnavailable):
+            make_shadow(scripts, claim, candidate, tmp_path)
+        is_over = bool(scripts.faults)
+        silence(job)
+        store = ShadowStore(job._scripts, "j")
+        store.take_away(claim.token, is_own=False, outcome="given up")
+        assert job.jobs.list_ids() == ["j"]
+        if job.client.exists(keys.savepoint("j")):  # the leader lets that go when its lease is over
+            job.client.hset(keys.savepoint("j"), "until", 0)
+            assert CutStore(job._scripts, "j", job.jobs.read("j").plan).tidy()
+        assert {name for name in job.client.scan_iter() if b"operation" not in name} <= before
+        job.run_until_idle()
+        if is_over:
+            return
+
+
+def test_whoever_takes_a_shadow_away_may_be_killed_at_each_call(job: LocalJob, site: Any) -> None:
+    names = set(job.client.scan_iter())
+    for calls in itertools.count(1):
+        pair = site(summing())
+        scripts = FlakyScripts(job.client)
+        scripts.break_call("after", calls)
+        silence(job)
+        with suppress(StoreUnavailable):
+            ShadowStore(scripts, "j").take_away(pair.claim.token, is_own=False, outcome="given up")
+        pair.store.take_away(pair.claim.token, is_own=False, outcome="given up")
+
+        assert {name for name in job.client.scan_iter() if b"shadow" in name or b"operation" in name} <= names
+        assert job.jobs.list_ids() == ["j"]
+        job.run_until_idle()
+        if scripts.faults:
+            return
