@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 from pipeline.lifecycle import JobState
 from pipeline.operations import CLAIM_SECONDS
+from pipeline.producer import Producer
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -138,6 +140,42 @@ def test_a_new_version_is_compared_refused_and_promoted_when_it_is_meant(site: S
     assert story.results() == dict.fromkeys(WORDS, expected)
     history = story.command("history", "j").stdout
     assert "promoted" in history
+
+
+def test_a_promotion_under_load_neither_loses_nor_doubles_a_record(site: Site, redis_url: str) -> None:
+    story = Story(site, redis_url)
+    stop, sent = threading.Event(), []
+
+    def send() -> None:
+        with Producer("j", redis_url, full_timeout_seconds=60) as producer:
+            while not stop.wait(0.01):
+                for word in WORDS:
+                    producer.send(word, word)
+                sent.append(1)
+            producer.flush(60)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        with story.shadow() as process:
+            done = story.command("promote", "j", "--accept-differences")
+            assert done.returncode == 0, done.stderr
+            assert "is promoted to version" in _said(process)
+        promoted_at = len(sent)
+        wait_until(lambda: len(sent) > promoted_at + 50, "the input flows", 60.0)
+    finally:
+        stop.set()
+        thread.join()
+    wait_until(lambda: story.processed() == len(sent) * len(WORDS), "all is processed", 60.0)
+
+    for totals in story.results().values():
+        # The old version until the promotion: 1, 2, ..., m. The new one has added 1000 for each record since the cut.
+        old = [total for total in totals if total < 1000]
+        new = [total for total in totals if total >= 1000]
+        assert old == list(range(1, len(old) + 1))
+        at_cut = new[0] % 1000
+        assert new == [at_cut + 1000 * (len(old) - at_cut + number) for number in range(1, len(new) + 1)]
+        assert (len(totals), at_cut <= len(old)) == (len(sent), True)
 
 
 def test_a_shadow_whose_command_is_killed_is_taken_away_and_one_that_is_interrupted_leaves_nothing(

@@ -9,7 +9,8 @@
 -- Returns {1, version of the table, milliseconds of the server}, {-1} the operation is another's, {-3, state} one of the jobs
 --   does not run, {-4} the table is another by now, {-5} no such job, {-6} a job has not adopted the server,
 --   {-8} a savepoint of one is being written, {-9} something is in flight, or they do not stand at the same place
--- The first write is an UNLINK or HDEL, which a Redis without memory lets through.
+-- What the job had goes to the shadow's job, which is erased: to free it here would take long where it is much.
+-- The first write is a RENAME or DEL, which a Redis without memory lets through.
 local job, operation, record, control, other = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8]
 local root, from = string.sub(job, 1, -5), string.sub(other, 1, -5)
 local j = call('HMGET', job, 'state', 'table', 'run_id', 'saving', 'shadow', 'tee')
@@ -56,11 +57,11 @@ end
 local version, ms = int(tonumber(j[2]) + 1), now(job)
 
 for _, name in ipairs(names) do
-  call('UNLINK', root .. name)
+  if call('EXISTS', root .. name) == 1 then call('RENAME', root .. name, from .. ':before' .. name) end
   if call('EXISTS', from .. name) == 1 then call('RENAME', from .. name, root .. name) end
 end
-call('UNLINK', KEYS[9], KEYS[10])
 for i = 9, 10 do
+  if call('EXISTS', KEYS[i]) == 1 then call('RENAME', KEYS[i], from .. ':before' .. string.sub(KEYS[i], #root + 1)) end
   if call('EXISTS', KEYS[i + 2]) == 1 then call('RENAME', KEYS[i + 2], KEYS[i]) end
 end
 call('DEL', KEYS[5], KEYS[6])
