@@ -34,7 +34,8 @@ words = flow.source(read.producer(), name="in").key_by(lambda word: word, name="
 words.stateful_map(add, name="total").sink(write.jsonl("out"), name="out")
 """
 
-SECOND = FILE.replace("(state or 0) + 1", "(state or 0) + 1000")
+STEP = 1_000_000
+SECOND = FILE.replace("(state or 0) + 1", f"(state or 0) + {STEP}")
 EACH = 40
 WORDS = [f"k{number}" for number in range(25)]
 
@@ -136,7 +137,7 @@ def test_a_new_version_is_compared_refused_and_promoted_when_it_is_meant(site: S
 
     assert story.jobs.list_ids() == ["j"]
     both = 2 * EACH
-    expected = [*range(1, both + 1), *(EACH + 1000 * (EACH + number) for number in range(1, EACH + 1))]
+    expected = [*range(1, both + 1), *(EACH + STEP * (EACH + number) for number in range(1, EACH + 1))]
     assert story.results() == dict.fromkeys(WORDS, expected)
     history = story.command("history", "j").stdout
     assert "promoted" in history
@@ -169,12 +170,12 @@ def test_a_promotion_under_load_neither_loses_nor_doubles_a_record(site: Site, r
     wait_until(lambda: story.processed() == len(sent) * len(WORDS), "all is processed", 60.0)
 
     for totals in story.results().values():
-        # The old version until the promotion: 1, 2, ..., m. The new one has added 1000 for each record since the cut.
-        old = [total for total in totals if total < 1000]
-        new = [total for total in totals if total >= 1000]
+        # The old version until the promotion: 1, 2, ..., m. The new one has added STEP for each record since the cut.
+        old = [total for total in totals if total < STEP]
+        new = [total for total in totals if total >= STEP]
         assert old == list(range(1, len(old) + 1))
-        at_cut = new[0] % 1000
-        assert new == [at_cut + 1000 * (len(old) - at_cut + number) for number in range(1, len(new) + 1)]
+        at_cut = new[0] % STEP
+        assert new == [at_cut + STEP * (len(old) - at_cut + number) for number in range(1, len(new) + 1)]
         assert (len(totals), at_cut <= len(old)) == (len(sent), True)
 
 
