@@ -1,4 +1,4 @@
-"""Ties a child process to the life of its parent, or puts it before others (Linux). Starts and signals nothing itself."""
+"""Ties a child process to the life of its parent, or puts it first (Linux). Starts and signals nothing itself."""
 
 from __future__ import annotations
 
