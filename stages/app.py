@@ -16,6 +16,7 @@ from celery.worker import state
 from pipeline.errors import PipelineError
 from pipeline.loader import load_graph
 from pipeline.plan import fingerprint
+from pipeline.pools import POOL
 from pipeline.programs.checking import find_programs
 from pipeline.store import keys
 from pipeline.store.connection import connect
@@ -40,8 +41,10 @@ class WorkerSettings:
     worker: str
     incarnation: str
     pipeline: str
-    pool: str = ""
-    """The pool whose size an agent changes; nothing for a worker that runs by itself."""
+    pool: str = POOL
+    """It owns partitions of this pool's stages only."""
+    is_sized: bool = False
+    """Whether an agent keeps as many of its kind as the leader wants; not for a worker that runs by itself."""
     node: str = ""
     """The node that it runs on."""
 
@@ -61,7 +64,8 @@ class WorkerSettings:
             worker,
             environment.get("CELERIAC_INCARNATION", "1-manual"),
             pipeline,
-            environment.get("CELERIAC_POOL", ""),
+            environment.get("CELERIAC_POOL") or POOL,
+            environment.get("CELERIAC_SIZED") == "1",
             environment.get("CELERIAC_NODE") or socket.gethostname(),
         )
 
@@ -99,7 +103,7 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.steps["consumer"].add(Owning)
     app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
-    app.celeriac_pool = settings.pool
+    app.celeriac_told = {"pool": settings.pool, "sized": settings.is_sized}
     app.celeriac_node = settings.node
     app.celeriac_code = code
     app.celeriac_pulse_ownership = ownership()

@@ -31,12 +31,14 @@ from pipeline.errors import (
 )
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
+from pipeline.pools import POOL
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.validation import NAME as POOL_NAME
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
 from stages.nursery import forking
@@ -73,6 +75,8 @@ class MemberSettings:
     node: str = ""
     processes: int = 1
     """With more than one, workers are called after the node."""
+    pool: str = POOL
+    """Its workers run the stages of this pool only."""
     is_once: bool = False
     """It ends with the job, instead of waiting until that works again."""
 
@@ -100,8 +104,14 @@ class MemberSettings:
             )
         if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
             raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
+        pool = environment.get("CELERIAC_POOL") or POOL
+        if not POOL_NAME.fullmatch(pool):
+            raise EnvironmentFault(
+                f"CELERIAC_POOL is no name: {pool!r}",
+                hint="use letters, digits, '_' and '-', a letter first, at most 64",
+            )
         url, job, target = (environment[name] for name in names)
-        return cls(url, job, target, worker, node, processes, is_once)
+        return cls(url, job, target, worker, node, processes, pool, is_once)
 
 
 class JobWatch:
@@ -257,6 +267,8 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
         "CELERIAC_PIPELINE": (wanted.target if wanted else "") or settings.target,
         "CELERIAC_WORKER": name,
         "CELERIAC_NODE": settings.node,
+        "CELERIAC_POOL": settings.pool,
+        "CELERIAC_SIZED": "",
     }
     version = wanted.encode() if wanted else ""
     return ChildSpec(name, (*PYTHON, "stages.main"), variables, WORKER, True, _OUTPUT, earlier, version)

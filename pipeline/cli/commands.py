@@ -27,6 +27,7 @@ from pipeline.cli.options import JSON as _JSON
 from pipeline.cli.options import SERVER as _SERVER
 from pipeline.cli.options import job_id as _job_id
 from pipeline.cli.options import redis_option as _redis_option
+from pipeline.cli.pools import POOLS, PoolWorkers
 from pipeline.cli.produce import produce_lines
 from pipeline.cli.readers import readers
 from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
@@ -84,6 +85,7 @@ for _group in (
 @_redis_option(False, "Use this Redis; an address with a password belongs into the variable. Default: one of its own.")
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
 @scaling_options("--autoscale", "Have the leader change the number of workers, as 1..8, to what the load needs.")
+@POOLS
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
 @click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
@@ -104,6 +106,7 @@ def run(
     redis_url: str | None,
     workers: int | None,
     scaling: Scaling | None,
+    pools: dict[str, PoolWorkers],
     partitions: int | None,
     job_id: str | None,
     reader: str | None,
@@ -130,11 +133,12 @@ def run(
         raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
     if savepoint_url is None and (allow_dropped or allow_edits):
         raise click.UsageError("--allow-dropped and --allow-edits go with --from-savepoint")
-    most = scaling.maximum if scaling else workers or len(os.sched_getaffinity(0))
+    main = PoolWorkers(workers if scaling else workers or len(os.sched_getaffinity(0)), scaling)
+    most = max(main.most, *(each.most for each in pools.values()), 1)
     options = RunOptions(
         target=target,
         redis_url=redis_url or None,
-        workers=workers if scaling else most,
+        workers=main.count,
         partitions=partitions or (0 if savepoint_url else min(256, 2 * most)),
         job_id=job_id,
         reader=reader or "",
@@ -142,6 +146,7 @@ def run(
         node=node or "",
         accepts_loss=accept_loss,
         scaling=scaling,
+        pools=pools,
         savepoint=Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None,
     )
     with interrupts.deferred():

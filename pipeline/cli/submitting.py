@@ -163,6 +163,7 @@ def feed(interrupts: Interrupts, job: str, target: str, redis_url: str, reader: 
             logs=str(paths["logs"]),
             temporary=str(paths["tmp"]),
             endless=endless,
+            has_leader=False,
         )
         _feed_until_over(store, job, names, settings)
     click.echo(f"job {job}: nothing is left to read", err=True)
