@@ -108,3 +108,13 @@ def all_pools(plan: Plan, main: PoolWorkers, given: Mapping[str, PoolWorkers]) -
             workers = PoolWorkers(workers.count, msgspec.structs.replace(main.scaling, **bounds))
         found[name] = workers
     return found
+
+
+def kept_pools(plan: Plan, file: Plan) -> list[str]:
+    """What to say of stages that a job which goes on runs in another pool than its file says by now."""
+    return [
+        f"warning: stage {stage.name} stays in the pool {stage.pool}, with which the job was made;"
+        f" the file says {now.pool}"
+        for stage, now in zip(plan.stages, file.stages, strict=False)
+        if stage.pool != now.pool
+    ]

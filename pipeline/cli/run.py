@@ -15,7 +15,7 @@ from pipeline.cli.following import Follower, Link
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of
-from pipeline.cli.pools import PoolWorkers, all_pools
+from pipeline.cli.pools import PoolWorkers, all_pools, kept_pools
 from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_lines
 from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
@@ -112,6 +112,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             begun = options.savepoint.url if options.savepoint else ""
             version = this_version("run", options.target, plan.fingerprint, begun)
             VersionStore(scripts).add(job, version, submitted=False)
+        for line in kept_pools(record.plan, plan):
+            screen.warn(line)
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
         return run.to_end(stack)
