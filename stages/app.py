@@ -22,7 +22,7 @@ from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
-from pipeline.store.returning import await_server
+from pipeline.store.returning import first_address, follow_server
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.tickets import TASK, celery_settings
@@ -92,7 +92,7 @@ def make_app(settings: WorkerSettings) -> Celery:
 
     worker = Worker(ownership(), plan, graph)
     app = Celery("celeriac-worker", set_as_current=False)
-    app.conf.update(celery_settings(settings.redis_url))
+    app.conf.update(celery_settings(first_address(settings.redis_url)))
     app.conf.task_default_queue = keys.worker_queue_name(settings.job, settings.worker)
 
     def ticket(stage: int, partition: int) -> None:
@@ -101,7 +101,7 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.task(name=TASK, ignore_result=True)(ticket)
     app.steps["worker"].add(RefuseOtherPools)
     app.steps["consumer"].add(Owning)
-    app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
+    app.celeriac_await_redis = partial(follow_server, app, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
     app.celeriac_told = {"pool": settings.pool, "sized": settings.is_sized}
     app.celeriac_node = settings.node

@@ -32,6 +32,7 @@ from pipeline.errors import (
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
 from pipeline.pools import POOL
+from pipeline.redis_addresses import NETWORK_VARIABLE, in_order, parse_networks
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -88,7 +89,7 @@ class MemberSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
-        """Raises EnvironmentFault that names what is missing, or a worker's name that is none."""
+        """Raises EnvironmentFault that names what is missing, or a worker's name that is none; PipelineError."""
         names = ("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_PIPELINE")
         missing = [name for name in names if not environment.get(name)]
         if missing:
@@ -111,6 +112,7 @@ class MemberSettings:
                 hint="use letters, digits, '_' and '-', a letter first, at most 64",
             )
         url, job, target = (environment[name] for name in names)
+        url = in_order(url, parse_networks(environment.get(NETWORK_VARIABLE, "")))
         return cls(url, job, target, worker, node, processes, pool, is_once)
 
 

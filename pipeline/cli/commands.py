@@ -24,6 +24,7 @@ from pipeline.cli.openings import Beginning
 from pipeline.cli.options import DEBUG as _DEBUG
 from pipeline.cli.options import JOB as _JOB
 from pipeline.cli.options import JSON as _JSON
+from pipeline.cli.options import PREFER_NETWORK
 from pipeline.cli.options import SERVER as _SERVER
 from pipeline.cli.options import job_id as _job_id
 from pipeline.cli.options import redis_option as _redis_option
@@ -83,6 +84,7 @@ for _group in (
 @celeriac.command(epilog=HELP)
 @click.argument("target", metavar="FILE.py[:NAME]")
 @_redis_option(False, "Use this Redis; an address with a password belongs into the variable. Default: one of its own.")
+@PREFER_NETWORK
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
 @scaling_options("--autoscale", "Have the leader change the number of workers, as 1..8, to what the load needs.")
 @POOLS

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import click
 
 from pipeline.cli.exits import HELP
-from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.options import DEBUG, JOB, PREFER_NETWORK, SERVER
 from pipeline.cli.pools import ONE_POOL, check_pool
 from pipeline.cli.services import checkout_path
 from pipeline.errors import JobStateError, PipelineError
@@ -53,6 +53,7 @@ NODE: Final = click.option(
 @JOB
 @click.argument("target", metavar="FILE.py[:NAME]")
 @SERVER
+@PREFER_NETWORK
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
 @ONE_POOL
 @NODE

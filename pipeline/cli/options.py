@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from pipeline.errors import PipelineError
+from pipeline.redis_addresses import NETWORK_VARIABLE, Network, in_order, parse_networks
 from pipeline.store.jobs import JOB_ID
 
 REDIS_VARIABLE = "CELERIAC_REDIS"
@@ -15,10 +18,46 @@ _Command = Callable[..., Any]
 
 
 def redis_option(required: bool, text: str) -> Callable[[_Command], _Command]:
-    """The option --redis, or the variable in its place."""
+    """The option --redis, or the variable in its place. Several addresses of one server come in the order to try."""
     return click.option(
-        "--redis", "redis_url", metavar="URL", envvar=REDIS_VARIABLE, required=required, show_envvar=True, help=text
+        "--redis",
+        "redis_url",
+        metavar="URL",
+        envvar=REDIS_VARIABLE,
+        required=required,
+        show_envvar=True,
+        callback=_ordered,
+        help=text,
     )
+
+
+def _ordered(context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    networks = context.meta.get(NETWORK_VARIABLE) or _networks(os.environ.get(NETWORK_VARIABLE, ""))
+    return None if value is None else in_order(value, networks)
+
+
+def _networks(text: str) -> list[Network]:
+    try:
+        return parse_networks(text)
+    except PipelineError as error:
+        raise click.BadParameter(f"{error}; {error.hint}") from error
+
+
+def _note_networks(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value:
+        context.meta[NETWORK_VARIABLE] = _networks(value)
+
+
+PREFER_NETWORK = click.option(
+    "--prefer-network",
+    metavar="CIDR",
+    is_eager=True,
+    expose_value=False,
+    envvar=NETWORK_VARIABLE,
+    show_envvar=True,
+    callback=_note_networks,
+    help="Of several addresses of Redis, try those in this network before others, as 10.0.0.0/8.",
+)
 
 
 def job_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
