@@ -20,7 +20,7 @@ from leader.app import make_app
 from leader.wiring import make_round
 from pipeline.embedded.process import die_with_parent
 from pipeline.errors import CeleriacError, EnvironmentFault
-from pipeline.redis_addresses import NETWORK_VARIABLE, in_order, parse_networks
+from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts
 
@@ -35,6 +35,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[str, str]:
     redis_url = environment.get("CELERIAC_REDIS", "")
     if not redis_url:
         raise EnvironmentFault("CELERIAC_REDIS is not set", hint="set it to the address, as redis://host:6379/0")
+    check_one_server(redis_url, "a leader leads the jobs of one: start one for each")
     name = environment.get("CELERIAC_LEADER", "") or default_name()
     if not _NAME.match(name):
         raise EnvironmentFault(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from pipeline.errors import PipelineError
+from pipeline.errors import EnvironmentFault, PipelineError
 
 NETWORK_VARIABLE: Final = "CELERIAC_PREFER_NETWORK"
 
@@ -18,6 +18,20 @@ Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 _BETWEEN: Final = re.compile(r",(?=(?:rediss?|unix)://)")
 """A comma within an address, as in a password, stays."""
+
+
+_BETWEEN_SERVERS: Final = re.compile(r"\s+(?=(?:rediss?|unix)://)")
+
+
+def split_servers(text: str) -> list[str]:
+    """`URL URL…`, each of which may be `URL,URL…` -> what is said of each server."""
+    return _BETWEEN_SERVERS.split(text.strip())
+
+
+def check_one_server(text: str, why: str) -> None:
+    """Raises EnvironmentFault when the variable CELERIAC_REDIS names several servers; `why` is its hint."""
+    if len(split_servers(text)) > 1:
+        raise EnvironmentFault("CELERIAC_REDIS names several Redis servers", hint=why)
 
 
 def split_addresses(text: str) -> list[str]:

@@ -32,7 +32,7 @@ from pipeline.errors import (
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
 from pipeline.pools import POOL
-from pipeline.redis_addresses import NETWORK_VARIABLE, in_order, parse_networks
+from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -112,6 +112,7 @@ class MemberSettings:
                 hint="use letters, digits, '_' and '-', a letter first, at most 64",
             )
         url, job, target = (environment[name] for name in names)
+        check_one_server(url, "a job is on one: give a member that of its job")
         url = in_order(url, parse_networks(environment.get(NETWORK_VARIABLE, "")))
         return cls(url, job, target, worker, node, processes, pool, is_once)
 

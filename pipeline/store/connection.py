@@ -23,7 +23,7 @@ except ImportError:  # before redis 7.2
     DriverInfo = None
 
 from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
-from pipeline.redis_addresses import split_addresses
+from pipeline.redis_addresses import split_addresses, split_servers
 from pipeline.store.reaching import CONNECT_SECONDS, client_of, reach_of
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,11 @@ def connect(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
         "client_name": "celeriac",
         **_LIBRARY,
     }
+    if len(split_servers(url)) > 1:
+        raise UnsuitableServer(
+            f"these are several Redis servers: {without_password(url)}",
+            hint="one is needed here; what finds a job on several is the command `celeriac`",
+        )
     addresses = split_addresses(url)
     try:
         if len(addresses) > 1:
@@ -137,6 +142,8 @@ def _response_error(error: exceptions.ResponseError) -> StoreError:
 
 def without_password(url: str) -> str:
     """The address as it may be shown: any password is replaced, also in an address that is no URL."""
+    if len(servers := split_servers(url)) > 1:
+        return " ".join(map(without_password, servers))
     if len(several := split_addresses(url)) > 1:
         return ",".join(map(without_password, several))
     url = re.sub(r"(?i)([?&](?:\w*password|username)=)[^&#]*", r"\1***", url)

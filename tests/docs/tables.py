@@ -17,7 +17,7 @@ PAGE: Final = DOCS / "configuration.md"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.S)
 _FIELD = re.compile(r"^((?:\w+, )*\w+): (.*?)(?=^(?:\w+, )*\w+: |\Z)", re.M | re.S)
 _DEFAULTS: Final = {
-    ("run", "redis_url"): "`CELERIAC_REDIS`, else one of its own",
+    ("run", "redis_urls"): "`CELERIAC_REDIS`, else one of its own",
     ("run", "workers"): "the number of cores",
     ("run", "partitions"): "2 for each worker",
     ("run", "job_id"): "the pipeline's name, the time and four letters",
