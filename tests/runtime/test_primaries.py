@@ -134,12 +134,15 @@ def test_an_id_that_two_servers_have_is_refused_with_both_names(
     assert command("cancel", "twin", on=(other_url,))[0] == 0
 
 
-def test_two_addresses_of_one_server_are_one_and_two_databases_of_it_are_two(redis_url: str, command: Command) -> None:
+def test_two_addresses_of_one_server_are_one_and_two_databases_of_it_are_two(
+    redis_url: str, command: Command, tmp_path: Path
+) -> None:
     make(redis_url, "mine")
-    socket = redis_url.partition("?")[0]
+    (tmp_path / "link").symlink_to(redis_url.removeprefix("unix://").partition("?")[0])
+    again, beside = f"unix://{tmp_path}/link?db=0", f"unix://{tmp_path}/link?db=1"
 
-    assert command("status", "mine", on=(redis_url, f"{socket}?db=0"))[0] == 0
-    lines = command("list", on=(redis_url, f"{socket}?db=0", f"{socket}?db=1"))[1].splitlines()
+    assert command("status", "mine", on=(redis_url, again))[0] == 0
+    lines = command("list", on=(redis_url, again, beside))[1].splitlines()
     assert [line.rpartition(": ")[2] for line in (lines[0], lines[2])] == ["1 job", "no jobs"]
 
 

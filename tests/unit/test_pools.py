@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulated import a_plan
-from leader.duties.balance import WARM_UP_MS
+from leader.duties.balance import WARM_UP_MS, is_uneven
 from leader.duties.moves import How, Move, Why, decide
 from leader.duties.outlook import Outlook
 from pipeline import Pipeline, read, write
@@ -178,6 +178,14 @@ def test_load_is_evened_out_within_a_pool_only() -> None:
     assert after_a_while(busy, *others) == []
     moves = after_a_while(busy, a_worker("w1", share=0.1), others[1])
     assert [(move.place, move.worker, move.why) for move in moves] == [((0, 1), "w1", Why.BALANCED)]
+
+
+def test_load_is_uneven_where_a_pool_has_both_a_busy_worker_and_one_at_rest() -> None:
+    plan = plan_of("main", "gpu")
+    busy, rested = a_worker("w0", share=0.95), a_worker("g0", "gpu", share=0.1)
+
+    assert not is_uneven(a_job(plan, [], [busy, rested]))
+    assert is_uneven(a_job(plan, [], [busy, rested, a_worker("w1", share=0.1)]))
 
 
 names = st.sampled_from(["main", "gpu", "io"])
