@@ -15,6 +15,7 @@ import msgspec
 from pipeline.errors import DecodingError
 from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source
 from pipeline.policies import GIVE_UP, ErrorPolicy
+from pipeline.pools import POOL
 from pipeline.settings import Limits
 
 PROTOCOL = 2
@@ -32,6 +33,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     on_error: what is done about records that fail in it.
     partitions: how many it ever had at most: all of them exist, with their counts and logs.
     active: how many of them serve its keys now; None for all. The others have ended.
+    pool: its partitions belong to workers of this pool only.
     """
 
     index: int
@@ -44,6 +46,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     upstream: tuple[int, ...]
     on_error: ErrorPolicy = GIVE_UP
     active: int | None = None
+    pool: str = POOL
 
     @property
     def serving(self) -> int:
@@ -181,6 +184,14 @@ class Plan(msgspec.Struct, frozen=True):
         changed = msgspec.structs.replace(stage, partitions=most, active=None if serving == most else serving)
         return msgspec.structs.replace(self, stages=(*self.stages[:index], changed, *self.stages[index + 1 :]))
 
+    def pool_of(self, index: int) -> str:
+        """The pool whose workers run a stage; `main` where the plan has no such stage."""
+        return self.stages[index].pool if 0 <= index < len(self.stages) else POOL
+
+    def pools(self) -> list[str]:
+        """The pools that its stages need, each once, upstream first."""
+        return list(dict.fromkeys(stage.pool for stage in self.stages))
+
     def source(self, name: str) -> SourcePlan | None:
         """The source of that name, or None."""
         return next((source for source in self.sources if source.name == name), None)
@@ -245,6 +256,7 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
                     if isinstance(root, KeyBy) and other.name != root.name and root.name in members[other.name]
                 ),
                 on_error=root.on_error,
+                pool=root.pool,
             )
         )
     sinks = tuple(

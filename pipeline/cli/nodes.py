@@ -18,6 +18,9 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_seconds: how long processes have to end after SIGTERM.
     node: its name; empty for that of the host.
     is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
+    pools: pool -> its workers, for pools other than `main`, whose workers are `workers`. scaled_pools: those of them of
+        which Redis says how many are wanted.
+    has_leader: whether it leads the job, which one that only feeds it does not.
     """
 
     redis: str
@@ -32,6 +35,9 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endless: tuple[str, ...] = ()
     is_scaled: bool = False
     node: str = ""
+    pools: dict[str, int] = {}
+    scaled_pools: tuple[str, ...] = ()
+    has_leader: bool = True
 
     def __repr__(self) -> str:
         return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"

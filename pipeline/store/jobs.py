@@ -26,6 +26,7 @@ from pipeline.store.losses import LossStore
 from pipeline.store.moving import read_aims
 from pipeline.store.operations import read_operation, read_past
 from pipeline.store.outputs import output_facts
+from pipeline.store.scaling import scaled_pools
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -376,6 +377,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
             workers_wanted=int(text.get("workers_wanted", 0)),
             scaled_at_ms=int(text.get("scaled_at", 0)),
+            pools=scaled_pools(text),
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
             operations=tuple(read_past(line) for line in text.get("operations", "").splitlines()),

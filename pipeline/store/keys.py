@@ -31,7 +31,8 @@ def job(job: str) -> str:
 
     `waits:source` -> what a source waits for. Written by its feeder.
 
-    scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader.
+    scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader. The same three
+    with `:pool`: those of a pool other than `main`.
     operation_n: how many lifecycle operations there were. operations: a line for each of the newest that has ended.
     `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
     many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
