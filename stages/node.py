@@ -32,6 +32,7 @@ from stages.agent import Agent
 from stages.nursery import forking
 from stages.rolling import Rolling
 from stages.sizing import Sizing
+from stages.streaming.starting import STREAM_PROGRAM, STREAM_WORKER, stream_variables
 from stages.supervision import PYTHON, WORKER, ChildSpec, ChildState, ChildStatus, Starter
 
 LEADER: Final = "leader"
@@ -137,8 +138,10 @@ def child_specs(
     leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
     leader = ChildSpec("leader", (*PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")
     specs = [leader] if settings.workers else []  # one without workers feeds a job that others lead
-    for number in range(settings.workers):
-        spec = worker_spec(settings, number, earlier)
+    workers = [worker_spec(settings, number, earlier) for number in range(settings.workers)]
+    if settings.spark is not None:
+        workers = [stream_spec(settings, earlier)]
+    for spec in workers:
         specs.append(_as_wanted(spec, wanted_for(dict(rollout), spec.name)))
     for number, source in enumerate(settings.sources):
         name = f"source {source}"
@@ -161,8 +164,23 @@ def worker_spec(settings: NodeSettings, number: int, earlier: Mapping[str, int] 
     return ChildSpec(name, (*PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
 
 
+def stream_spec(settings: NodeSettings, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
+    """The one worker that is a streaming query of Spark."""
+    assert settings.spark is not None
+    env = {
+        **_common(settings),
+        "CELERIAC_WORKER": STREAM_WORKER,
+        "CELERIAC_NODE": settings.node,
+        **stream_variables(settings.spark, settings.spark_interval_seconds),
+    }
+    log = Path(settings.logs) / f"{STREAM_WORKER}.log"
+    return ChildSpec(STREAM_WORKER, STREAM_PROGRAM, env, WORKER, True, log, earlier.get(STREAM_WORKER, 0))
+
+
 def named_spec(settings: NodeSettings, name: str, wanted: Wanted | None) -> ChildSpec:
     """The worker of that name, with the version that is wanted of it."""
+    if settings.spark is not None:
+        return _as_wanted(stream_spec(settings), wanted)
     return _as_wanted(worker_spec(settings, int(name.removeprefix("w"))), wanted)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.cli.balances import alarm_line, disagreements
+from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.filewatch import FileWatch
@@ -68,6 +69,8 @@ class RunOptions:
     """What its node is called; nothing for the name of the host."""
     savepoint: Beginning | None = None
     """What a new job begins with. `partitions` 0: as many as that has."""
+    spark: SparkOptions | None = None
+    """Where the streaming query runs that is the one worker; None for workers of Celery."""
 
 
 def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
@@ -88,6 +91,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             check_targets(plan)
             check_effects(graph, plan)
             find_programs(graph.nodes)
+            if options.spark is not None:
+                check_stream(options.spark)
             job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
@@ -249,6 +254,8 @@ class Run:
             endless=tuple(name for name in names if name in endless),
             is_scaled=self.options.scaling is not None,
             node=self.options.node,
+            spark=self.options.spark and (self.options.spark.master or ""),
+            spark_interval_seconds=self.options.spark.interval_seconds if self.options.spark else 0.0,
         )
 
     def _sources(self) -> list[Source]:
@@ -258,6 +265,8 @@ class Run:
         where = "a Redis of its own" if self.server.embedded is not None else without_password(self.server.url)
         partitions = self.plan.stages[0].partitions
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        if self.options.spark is not None:
+            workers = f"Spark on {self.options.spark.shown}"
         if self.options.scaling is not None:
             workers += f", scaled within {self.options.scaling.minimum}..{self.options.scaling.maximum}"
         self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
