@@ -238,6 +238,7 @@ class Run:
                 self.screen.warn(line)
 
     def _node_settings(self) -> NodeSettings:
+        spark = self.options.spark
         is_open = self.record.state is JobState.RUNNING
         names = [source.name for source in self._sources() if source.spec.format != PRODUCER_FORMAT]
         endless = [each.name for each in self._sources() if is_endless(each.spec.format, each.spec.options)]
@@ -254,8 +255,8 @@ class Run:
             endless=tuple(name for name in names if name in endless),
             is_scaled=self.options.scaling is not None,
             node=self.options.node,
-            spark=self.options.spark and (self.options.spark.master or ""),
-            spark_interval_seconds=self.options.spark.interval_seconds if self.options.spark else 0.0,
+            spark=spark.master or "" if spark else None,
+            spark_interval_seconds=spark.interval_seconds if spark else 0.0,
         )
 
     def _sources(self) -> list[Source]:

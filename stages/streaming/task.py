@@ -127,13 +127,16 @@ class Desk:
         return True
 
     def _work(self, part: Slice, seconds: float) -> SliceEnd | None:
-        deadline = time.monotonic() + seconds
+        deadline, is_again = time.monotonic() + seconds, False
         while True:
             owner = self._worker.owner(part.place)
             if owner is None:
                 return None
             owner.until = part.reach
             end = self._worker.slice(*part.place, deadline)
+            if end is SliceEnd.STALE and not is_again:
+                is_again = True  # overtaken: it goes on from where the partition stands by now
+                continue
             is_over = time.monotonic() >= deadline or part.reach.is_at(owner.position)
             if end is not SliceEnd.YIELDED or is_over:
                 return end

@@ -48,6 +48,7 @@ class Streamed:
         address.write_text(job.url)
         options = {"job": job.job, "worker": NAME, "incarnation": incarnation, "address": str(address)}
         self.reader = InboxReader(options)
+        self.reader.wait_seconds = 0.0
         self.desks = [self.desk() for _ in range(desks)]
 
     def _scripts(self) -> Scripts:

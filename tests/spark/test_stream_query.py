@@ -47,7 +47,7 @@ class Failing:
         chance = random.Random()
         if chance.random() < self.share:
             raise RuntimeError("a task that failed before its work (by the test)")
-        if self.killed and not os.path.exists(self.killed):
+        if self.killed and not Path(self.killed).exists():
             Path(self.killed).touch()
             threading.Timer(0.02, lambda: os._exit(9)).start()  # in the middle of it
         served = self.task.serve(part)
@@ -207,7 +207,7 @@ def test_a_query_that_takes_what_is_available_ends_there(spark: Any, job: LocalJ
     assert_sequence(job, KEYS, 50)
 
 
-def test_the_address_of_redis_is_in_no_option_that_spark_shows(spark: Any, tmp_path: Path) -> None:
+def test_the_address_of_redis_is_in_no_option_that_spark_shows(tmp_path: Path) -> None:
     settings = QuerySettings("j", NAME, "1-a", "redis://:secret@h", tmp_path, 0)
 
     path = settings.keep_address()

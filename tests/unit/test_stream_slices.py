@@ -20,7 +20,7 @@ STANDING = Standing([ROW], {}, {}, {(1, 2): BUSY})
 
 
 def test_an_owned_partition_with_a_backlog_is_taken_to_its_end() -> None:
-    (found,) = planned(STANDING, {"4:n"}, 1000)
+    (found,) = planned(STANDING, {"1.2 4:n"}, 1000)
 
     assert (found.name, found.token) == ("1.2", "4:n")
     assert found.reach == Reach(Position("5-0", 1), Position("9-2"), sys.maxsize)
@@ -41,25 +41,26 @@ def test_an_owned_partition_with_a_backlog_is_taken_to_its_end() -> None:
     ],
 )
 def test_what_may_not_or_cannot_go_on_is_left_out(changed: Standing) -> None:
-    assert planned(changed, {"4:n"}, 1000) == []
+    assert planned(changed, {"1.2 4:n"}, 1000) == []
 
 
 def test_a_partition_under_a_new_token_is_taken_though_it_is_empty() -> None:
     empty = replace(STANDING, backlogs={(1, 2): replace(BUSY, position=BUSY.end)})
 
-    assert [each.name for each in planned(empty, {"3:o"}, 1000)] == ["1.2"]
+    assert [each.name for each in planned(empty, {"1.2 3:o"}, 1000)] == ["1.2"]
 
 
 def test_what_is_asked_of_an_owner_before_means_nothing() -> None:
-    assert len(planned(replace(STANDING, asked={"1.2": "3:o"}), {"4:n"}, 1000)) == 1
+    assert len(planned(replace(STANDING, asked={"1.2": "3:o"}), {"1.2 4:n"}, 1000)) == 1
 
 
 def test_more_than_the_bound_is_cut() -> None:
-    (found,) = planned(STANDING, {"4:n"}, 2)
+    (found,) = planned(STANDING, {"1.2 4:n"}, 2)
 
     assert found.reach.records == 2
     assert not found.reach.is_at(Position("5-0", 2))
-    assert found.reach.is_at(Position("7-0"))
+    assert found.reach.is_at(Position("5-0", 3))
+    assert found.reach.is_at(Position("8-0"))
     assert found.reach.most_from(Position("5-0", 2)) == 1
 
 
@@ -78,11 +79,11 @@ def test_an_end_behind_control_entries_is_not_reached_in_front_of_them() -> None
 def test_an_offset_gives_back_the_slices_it_was_made_of() -> None:
     slices = planned(STANDING, set(), 2)
 
-    offset = json.loads(json.dumps(next_offset(NOTHING, slices, ["4:n"])))
+    offset = json.loads(json.dumps(next_offset(NOTHING, slices, [ROW])))
 
     assert slices_in(offset) == slices
-    assert (offset["batch"], offset["tokens"]) == (1, ["4:n"])
-    assert next_offset(offset, slices, ["4:n"]) != offset
+    assert (offset["batch"], offset["known"]) == (1, ["1.2 4:n"])
+    assert next_offset(offset, slices, [ROW]) != offset
     assert slices_in(NOTHING) == []
 
 

@@ -17,7 +17,7 @@ from pipeline.store.ownership import Assigned
 
 Place: TypeAlias = tuple[int, int]
 
-NOTHING: Final[dict[str, Any]] = {"batch": 0, "slices": {}, "tokens": []}
+NOTHING: Final[dict[str, Any]] = {"batch": 0, "slices": {}, "known": []}
 """The offset of a query that has not begun."""
 
 _WAITING: Final = frozenset({"w", "g"})
@@ -55,10 +55,15 @@ class Standing:
     still: Collection[int] = ()
 
 
+def mark_of(row: Assigned) -> str:
+    """What an offset keeps of an ownership that has had a slice."""
+    return f"{row.stage}.{row.partition} {row.token}"
+
+
 def planned(standing: Standing, known: Collection[str], most_records: int) -> list[Slice]:
     """The slices of the next batch: of all owned partitions that have something to do, and may.
 
-    A partition under a token that is not `known` gets one in any case: its owner works once without being rung.
+    An ownership that is not `known` gets one in any case: a new owner works once without being rung.
     """
     found = []
     for row in sorted(standing.rows, key=lambda row: (row.stage, row.partition)):
@@ -66,7 +71,7 @@ def planned(standing: Standing, known: Collection[str], most_records: int) -> li
         if backlog is None or backlog.token != row.token or row.stage in standing.still:
             continue
         is_held = standing.asked.get(name) == row.token or standing.hands.get(name) in _RESTING
-        if is_held or backlog.ring in _WAITING or (backlog.is_empty and row.token in known):
+        if is_held or backlog.ring in _WAITING or (backlog.is_empty and mark_of(row) in known):
             continue
         left = backlog.position.records_to(backlog.end)
         reach = Reach(backlog.position, backlog.end, most_records if left > most_records else sys.maxsize)
@@ -74,12 +79,12 @@ def planned(standing: Standing, known: Collection[str], most_records: int) -> li
     return found
 
 
-def next_offset(before: Mapping[str, Any], slices: Iterable[Slice], tokens: Iterable[str]) -> dict[str, Any]:
+def next_offset(before: Mapping[str, Any], slices: Iterable[Slice], rows: Iterable[Assigned]) -> dict[str, Any]:
     """The offset behind a batch of these slices. No two are equal, so that Spark runs every one."""
     named = {
         each.name: [each.token, str(each.reach.start), str(each.reach.stop), each.reach.records] for each in slices
     }
-    return {"batch": int(before.get("batch", 0)) + 1, "slices": named, "tokens": sorted(tokens)}
+    return {"batch": int(before.get("batch", 0)) + 1, "slices": named, "known": sorted(map(mark_of, rows))}
 
 
 def slices_in(offset: Mapping[str, Any]) -> list[Slice]:

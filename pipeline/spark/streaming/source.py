@@ -69,6 +69,7 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._job, self._worker = options["job"], options["worker"]
         self._incarnation, self._most = options["incarnation"], int(options.get("records", "0"))
         self._address = options["address"]
+        self.wait_seconds = WAIT_SECONDS
         self._ownership: Ownership | None = None
         self._stages: dict[str, int] = {}
         self._ends: dict[tuple[int, int], Any] | None = None
@@ -86,17 +87,17 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next batch as an offset; `start` itself when there is nothing to do."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
-        until = time.monotonic() + WAIT_SECONDS
+        until = time.monotonic() + self.wait_seconds
         while True:
             try:
                 standing = self._standing()
             except StoreError:
                 time.sleep(_AWAY_SECONDS)
                 return start
-            slices = planned(standing, frozenset(start.get("tokens", ())), most or 1 << 60)
+            slices = planned(standing, frozenset(start.get("known", ())), most or 1 << 60)
             slices = [each for each in slices if self._is_wanted(each)]
             if slices:
-                return next_offset(start, slices, (row.token for row in standing.rows))
+                return next_offset(start, slices, standing.rows)
             if time.monotonic() >= until or self._ends is not None:
                 return start
             time.sleep(_LOOK_SECONDS)
