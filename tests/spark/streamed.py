@@ -7,8 +7,12 @@ test can run them twice, at once, late, or in any order.
 from __future__ import annotations
 
 import json
+import os
 import random
+import secrets
+import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from pipeline.store.connection import connect
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from stages.streaming.member import StreamMember
-from stages.streaming.task import Desk, TaskOwnership
+from stages.streaming.task import Desk, TaskOwnership, TaskSettings
 from tests.runtime.harness import LocalJob
 
 NAME = "spark"
@@ -122,3 +126,25 @@ class Streamed:
             self.run(slices, chance)
             self.job.drain_outputs()
         raise AssertionError(f"it still plans after {batches} batches: {self.offset}")
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Tasks of which some fail: the second before its work, the fourth behind it, and the sixth in the middle, with its
+    process. `folder` has a file for each attempt so far.
+    """
+
+    task: TaskSettings
+    folder: str
+
+    def serve(self, part: Slice) -> Served:
+        attempt = len(list(Path(self.folder).iterdir())) + 1
+        (Path(self.folder) / secrets.token_hex(8)).touch()
+        if attempt == 2:
+            raise RuntimeError("a task that failed before its work (by the test)")
+        if attempt == 6:
+            threading.Timer(0.02, lambda: os._exit(9)).start()
+        served = self.task.serve(part)
+        if attempt in (4, 6):
+            raise RuntimeError("a task that failed behind its work (by the test)")
+        return served

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -21,6 +22,8 @@ from pipeline.spark.bulk.faults import words_of
 from pipeline.spark.session import make_active
 from pipeline.spark.streaming.slices import Slice, slices_in
 from pipeline.spark.streaming.source import FORMAT, Inboxes
+
+_GRACE_SECONDS: Final = 1.5
 
 _SERVED: Final = (
     "stage int, partition int, token string, end string, position string, run string, server string, wait double,"
@@ -123,6 +126,9 @@ class InboxQuery:
         self._task = SliceTask(serve)
         self._watch = watch
         self._query: Any = None
+        # Held while a batch runs, so that `stop` waits for it and none begins behind that.
+        self._running = threading.Lock()
+        self._is_stopping = False
 
     def start(self) -> None:
         """Takes some seconds. Raises EnvironmentFault when Spark refuses."""
@@ -149,17 +155,27 @@ class InboxQuery:
         return bool(self._query is not None and self._query.isActive)
 
     def fault(self) -> str:
-        """Why the query has ended by itself, in words; nothing when it has just come to its end."""
+        """Why the query has ended by itself, in words; nothing when it has come to its end, or Spark does not say."""
         error = self._query.exception()
         return words_of(error) if error is not None else ""
 
     def stop(self) -> None:
-        """Ends it. A task that runs is broken off: what it has not committed was not done."""
-        if self._query is not None:
-            with suppress(Exception):  # Spark may have ended before
-                self._query.stop()
+        """Ends it behind the batch that runs. Tasks that take longer are broken off: they may yet end their step."""
+        if self._query is None:
+            return
+        is_free = self._running.acquire(timeout=_GRACE_SECONDS)
+        self._is_stopping = True
+        with suppress(Exception):  # Spark may have ended before
+            self._query.stop()
+        if is_free:
+            self._running.release()
 
     def _run_batch(self, frame: Any, batch: int) -> None:
+        with self._running:
+            if not self._is_stopping:
+                self._run(frame, batch)
+
+    def _run(self, frame: Any, batch: int) -> None:
         slices = slices_in(planned_in(self._settings.checkpoint, batch))
         self._watch.begin(slices)
         rows = frame.mapInArrow(self._task.run, _SERVED).collect()
