@@ -45,6 +45,13 @@ from stages.agent import Agent
 from stages.nursery import forking
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
+from stages.streaming.starting import (
+    ENGINE_VARIABLE,
+    MASTER_VARIABLE,
+    STREAM_PROGRAM,
+    STREAM_WORKER,
+    stream_variables,
+)
 from stages.supervision import PYTHON, WORKER, ChildSpec, Starter
 
 LOOK_SECONDS: Final = 0.5
@@ -80,11 +87,15 @@ class MemberSettings:
     """Its workers run the stages of this pool only."""
     is_once: bool = False
     """It ends with the job, instead of waiting until that works again."""
+    spark: str | None = None
+    """The master of Spark where the one worker is a streaming query; empty for this host, None for Celery's workers."""
 
     @property
     def workers(self) -> list[str]:
         if self.worker:
             return [self.worker]
+        if self.spark is not None:
+            return [f"{self.node}.{STREAM_WORKER}"]
         return [f"{self.node}.w{number}" for number in range(self.processes)]
 
     @classmethod
@@ -114,7 +125,8 @@ class MemberSettings:
         url, job, target = (environment[name] for name in names)
         check_one_server(url, "a job is on one: give a member that of its job")
         url = in_order(url, parse_networks(environment.get(NETWORK_VARIABLE, "")))
-        return cls(url, job, target, worker, node, processes, pool, is_once)
+        spark = environment.get(MASTER_VARIABLE, "") if environment.get(ENGINE_VARIABLE) == "spark" else None
+        return cls(url, job, target, worker, node, processes, pool, is_once, spark)
 
 
 class JobWatch:
@@ -274,7 +286,11 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
         "CELERIAC_SIZED": "",
     }
     version = wanted.encode() if wanted else ""
-    return ChildSpec(name, (*PYTHON, "stages.main"), variables, WORKER, True, _OUTPUT, earlier, version)
+    program = (*PYTHON, "stages.main")
+    if settings.spark is not None:
+        program = STREAM_PROGRAM
+        variables |= stream_variables(settings.spark, 0.0)
+    return ChildSpec(name, program, variables, WORKER, True, _OUTPUT, earlier, version)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:

@@ -32,6 +32,7 @@ from stages.agent import Agent
 from stages.nursery import forking
 from stages.rolling import Rolling
 from stages.sizing import Sizing
+from stages.streaming.starting import STREAM_PROGRAM, STREAM_WORKER, stream_variables
 from stages.supervision import PYTHON, WORKER, ChildSpec, ChildState, ChildStatus, Starter
 
 LEADER: Final = "leader"
@@ -141,10 +142,15 @@ def child_specs(
     leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
     leader = ChildSpec("leader", (*PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")
     specs = [leader] if settings.has_leader else []
-    for pool, count in {POOL: settings.workers, **settings.pools}.items():
-        for number in range(count):
-            spec = worker_spec(settings, number, earlier, pool)
-            specs.append(_as_wanted(spec, wanted_for(dict(rollout), spec.name)))
+    workers = [
+        worker_spec(settings, number, earlier, pool)
+        for pool, count in {POOL: settings.workers, **settings.pools}.items()
+        for number in range(count)
+    ]
+    if settings.spark is not None:
+        workers = [stream_spec(settings, earlier)]
+    for spec in workers:
+        specs.append(_as_wanted(spec, wanted_for(dict(rollout), spec.name)))
     for number, source in enumerate(settings.sources):
         name = f"source {source}"
         env = {**common, "CELERIAC_SOURCE": source, "CELERIAC_READER": settings.reader}
@@ -170,8 +176,23 @@ def worker_spec(
     return ChildSpec(name, (*PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
 
 
+def stream_spec(settings: NodeSettings, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
+    """The one worker that is a streaming query of Spark."""
+    assert settings.spark is not None
+    env = {
+        **_common(settings),
+        "CELERIAC_WORKER": STREAM_WORKER,
+        "CELERIAC_NODE": settings.node,
+        **stream_variables(settings.spark, settings.spark_interval_seconds),
+    }
+    log = Path(settings.logs) / f"{STREAM_WORKER}.log"
+    return ChildSpec(STREAM_WORKER, STREAM_PROGRAM, env, WORKER, True, log, earlier.get(STREAM_WORKER, 0))
+
+
 def named_spec(settings: NodeSettings, name: str, wanted: Wanted | None) -> ChildSpec:
     """The worker of that name, with the version that is wanted of it."""
+    if settings.spark is not None:
+        return _as_wanted(stream_spec(settings), wanted)
     pool, _, number = name.rpartition(_OF_POOL)
     spec = worker_spec(settings, int(number), pool=pool) if pool else worker_spec(settings, int(name[1:]))
     return _as_wanted(spec, wanted)

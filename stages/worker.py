@@ -12,7 +12,16 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from pipeline.errors import CeleriacError, ForeignData, JobStateError, SinkAhead, SinkError, StoreError, UnknownJob
+from pipeline.errors import (
+    CeleriacError,
+    ForeignData,
+    JobStateError,
+    RecordFailed,
+    SinkAhead,
+    SinkError,
+    StoreError,
+    UnknownJob,
+)
 from pipeline.graph import Graph
 from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
@@ -288,8 +297,24 @@ class Worker:
             return self._fail(place, error)
         except StoreError as error:
             return self._cut_off(place, error)
+        except RecordFailed as error:
+            return self._fail_by(place, error)
         except CeleriacError as error:
             return self._fail(place, error)
+
+    def _fail_by(self, place: Place, error: RecordFailed) -> SliceEnd:
+        """Not by a record of which somebody else had the position meanwhile: it may have met what he has written."""
+        owner = self._owned.get(place)
+        try:
+            stand = self.ownership.acquire(owner.row) if owner is not None else None
+        except StoreError as away:
+            return self._cut_off(place, away)
+        if owner is not None and stand is not None and stand.position == owner.position:
+            return self._fail(place, error)
+        logger.info("a record failed behind its time, and is left to others: %s: %s", self._named(place), error)
+        self._stale.add(place)
+        self._unserved.add(place)
+        return SliceEnd.STALE
 
     def _run(self, place: Place, owner: PartitionOwner, deadline: float | None, is_again: bool) -> SliceEnd:
         self._unserved.discard(place)

@@ -127,9 +127,10 @@ def run(
     Everything that is missing on this machine is started, and stopped at the end. Without --redis and with
     --job-id the data are kept in .celeriac/ below this folder until the job is finished.
 
-    With --engine spark it runs in bulk on Spark, without Redis and workers, with the same results.
+    With --engine spark it runs in bulk on Spark, without Redis and workers, with the same results. With --stream as
+    well it is a live job, on Redis, whose partitions a Spark streaming query owns in the place of workers.
     """
-    if spark is not None:
+    if spark is not None and not spark.is_stream:
         job = OnSpark(target, partitions or 0, spark, Screen(quiet), interrupts)
         with interrupts.deferred():
             return run_on_spark(job, savepoint_url, allow_dropped=allow_dropped, allow_edits=allow_edits)
@@ -142,7 +143,7 @@ def run(
     options = RunOptions(
         target=target,
         redis_url=server_for(redis_urls, job_id) if any(redis_urls) else None,
-        workers=main.count,
+        workers=1 if spark else main.count,
         partitions=partitions or (0 if savepoint_url else min(256, 2 * most)),
         job_id=job_id,
         reader=reader or "",
@@ -152,6 +153,7 @@ def run(
         scaling=scaling,
         pools=pools,
         savepoint=Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None,
+        spark=spark,
     )
     with interrupts.deferred():
         return run_pipeline(options, interrupts)

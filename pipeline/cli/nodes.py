@@ -17,6 +17,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logs, temporary: folders for one log file a process, and for its temporary files.
     stop_seconds: how long processes have to end after SIGTERM.
     node: its name; empty for that of the host.
+    spark: where a streaming query of Spark runs that is the one worker, as a master; empty for this host, None for
+        workers of Celery. spark_interval_seconds: between the beginnings of its batches.
     is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
     pools: pool -> its workers, for pools other than `main`, whose workers are `workers`. scaled_pools: those of them of
         which Redis says how many are wanted.
@@ -38,6 +40,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pools: dict[str, int] = {}
     scaled_pools: tuple[str, ...] = ()
     has_leader: bool = True
+    spark: str | None = None
+    spark_interval_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"

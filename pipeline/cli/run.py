@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.cli.balances import alarm_line, disagreements
+from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.filewatch import FileWatch
@@ -72,6 +73,8 @@ class RunOptions:
     """What its node is called; nothing for the name of the host."""
     savepoint: Beginning | None = None
     """What a new job begins with. `partitions` 0: as many as that has."""
+    spark: SparkOptions | None = None
+    """Where the streaming query runs that is the one worker; None for workers of Celery."""
 
 
 def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
@@ -93,6 +96,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             check_effects(graph, plan)
             find_programs(graph.nodes)
             all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools)
+            if options.spark is not None:
+                check_stream(options.spark)
             job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
@@ -245,6 +250,7 @@ class Run:
                 self.screen.warn(line)
 
     def _node_settings(self) -> NodeSettings:
+        spark = self.options.spark
         is_open = self.record.state is JobState.RUNNING
         names = [source.name for source in self._sources() if source.spec.format != PRODUCER_FORMAT]
         scaled = [pool for pool, size in self._sizes().items() if size.scaling is not None]
@@ -264,6 +270,8 @@ class Run:
             node=self.options.node,
             pools={pool: count for pool, count in self.workers.items() if pool != POOL},
             scaled_pools=tuple(pool for pool in scaled if pool != POOL),
+            spark=spark.master or "" if spark else None,
+            spark_interval_seconds=spark.interval_seconds if spark else 0.0,
         )
 
     def _sources(self) -> list[Source]:
@@ -273,6 +281,8 @@ class Run:
         where = "a Redis of its own" if self.server.embedded is not None else without_password(self.server.url)
         partitions = self.plan.stages[0].partitions
         words = {pool: size.words(self.workers[pool]) for pool, size in self._sizes().items()}
+        if self.options.spark is not None:
+            words[POOL] = f"Spark on {self.options.spark.shown}"
         workers = "; ".join(text if pool == POOL else f"pool {pool}: {text}" for pool, text in words.items())
         self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
         for source in self._sources():
