@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -9,9 +10,12 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
 
+import pytest
+
+from pipeline.cli.main import run_command
 from pipeline.lifecycle import JobState
 from pipeline.operations import CLAIM_SECONDS
 from pipeline.producer import Producer
@@ -21,6 +25,8 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.shadows import ShadowStore
 from tests.e2e.chaos import Site, wait_until
+
+pytestmark = pytest.mark.timeout(300)
 
 FILE = """
 from pipeline import Pipeline, read, write
@@ -38,6 +44,12 @@ STEP = 1_000_000
 SECOND = FILE.replace("(state or 0) + 1", f"(state or 0) + {STEP}")
 EACH = 40
 WORDS = [f"k{number}" for number in range(25)]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def _said(process: subprocess.Popen[str]) -> str:
@@ -60,17 +72,19 @@ class Story:
         self.run = site.start("flow.py", "--job-id", "j", "--redis", redis_url, "--workers", "2", "--partitions", "2")
         wait_until(lambda: "j" in self.jobs.list_ids() and self.jobs.state("j") is JobState.RUNNING, "the job runs")
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.site.command(*arguments, "--redis", self.url)
+    def command(self, *arguments: str) -> Done:
+        """A command that starts nothing, in this process."""
+        out, errors = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(errors):
+            code = run_command([*arguments, "--redis", self.url])
+        return Done(code, out.getvalue(), errors.getvalue())
 
     def produce(self) -> None:
         """EACH records of each word; all are processed when this returns."""
         before = self.processed()
-        text = "".join(json.dumps({"value": word}) + "\n" for word in WORDS * EACH)
-        command = [sys.executable, "-m", "pipeline.cli.main", "produce", "j", "--redis", self.url]
-        environment = self.site.environment()
-        done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        with Producer("j", self.url) as producer:
+            for word in WORDS * EACH:
+                producer.send(word, word)
         wait_until(lambda: self.processed() == before + EACH * len(WORDS), "all is processed", 60.0)
 
     def processed(self) -> int:
@@ -211,7 +225,7 @@ def test_what_cannot_be_a_shadow_is_one_message(site: Site, redis_url: str) -> N
     story = Story(site, redis_url)
     (site.root / "work" / "third.py").write_text(FILE.replace('name="by_word"', 'name="by"'))
 
-    refused = story.command("shadow", "j", "third.py")
+    refused = story.command("shadow", "j", str(site.root / "work" / "third.py"))
     none = story.command("shadow", "j")
     promoted = story.command("promote", "j")
 
