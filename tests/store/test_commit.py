@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from bench import ENTRY, KEYED, Bench, Hand, a_batch, after, values_of
 
@@ -218,6 +219,27 @@ def test_state_and_payloads_are_safe_for_every_byte(bench: Bench) -> None:
 
     assert bench.client.hget(state, every) == every[::-1]
     assert bench.values(KEYED) == [every, b"\0", b"\xff"]
+
+
+def test_what_a_script_reads_as_msgpack_is_our_own_words_and_numbers(bench: Bench) -> None:
+    """A7: Redis 6.2 reads no bytes in it, and large numbers wrong; a user's bytes stand beside it."""
+    hand, seen = fed(bench, "a"), []
+    run = bench.scripts.run
+
+    def watched(name: str, names: Any, args: Any) -> Any:
+        seen.extend(part for part in args if type(part) is bytes and part)
+        return run(name, names, args)
+
+    bench.scripts.run = watched  # type: ignore[method-assign]
+    hand.commit(Position("2-0"), writes=[Write("HSET", keys.state("j", 0, 1), [b"\xc4\xff", 2**60, "ü", b"x" * 300])])
+
+    heads, values = seen
+    assert msgspec.msgpack.decode(heads) == [["HSET", 6, False, [2, 19, 2, 300]]]
+    assert values == b"\xc4\xff1152921504606846976\xc3\xbc" + b"x" * 300
+    assert bench.client.hgetall(keys.state("j", 0, 1)) == {
+        b"\xc4\xff": b"1152921504606846976",
+        "ü".encode(): b"x" * 300,
+    }
 
 
 # What is read with it.
