@@ -31,12 +31,15 @@ from pipeline.errors import (
 )
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
+from pipeline.pools import POOL
+from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.validation import NAME as POOL_NAME
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
 from stages.nursery import forking
@@ -80,6 +83,8 @@ class MemberSettings:
     node: str = ""
     processes: int = 1
     """With more than one, workers are called after the node."""
+    pool: str = POOL
+    """Its workers run the stages of this pool only."""
     is_once: bool = False
     """It ends with the job, instead of waiting until that works again."""
     spark: str | None = None
@@ -95,7 +100,7 @@ class MemberSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
-        """Raises EnvironmentFault that names what is missing, or a worker's name that is none."""
+        """Raises EnvironmentFault that names what is missing, or a worker's name that is none; PipelineError."""
         names = ("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_PIPELINE")
         missing = [name for name in names if not environment.get(name)]
         if missing:
@@ -111,9 +116,17 @@ class MemberSettings:
             )
         if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
             raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
+        pool = environment.get("CELERIAC_POOL") or POOL
+        if not POOL_NAME.fullmatch(pool):
+            raise EnvironmentFault(
+                f"CELERIAC_POOL is no name: {pool!r}",
+                hint="use letters, digits, '_' and '-', a letter first, at most 64",
+            )
         url, job, target = (environment[name] for name in names)
+        check_one_server(url, "a job is on one: give a member that of its job")
+        url = in_order(url, parse_networks(environment.get(NETWORK_VARIABLE, "")))
         spark = environment.get(MASTER_VARIABLE, "") if environment.get(ENGINE_VARIABLE) == "spark" else None
-        return cls(url, job, target, worker, node, processes, is_once, spark)
+        return cls(url, job, target, worker, node, processes, pool, is_once, spark)
 
 
 class JobWatch:
@@ -269,6 +282,8 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
         "CELERIAC_PIPELINE": (wanted.target if wanted else "") or settings.target,
         "CELERIAC_WORKER": name,
         "CELERIAC_NODE": settings.node,
+        "CELERIAC_POOL": settings.pool,
+        "CELERIAC_SIZED": "",
     }
     version = wanted.encode() if wanted else ""
     program = (*PYTHON, "stages.main")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--redis-fsync", choices=("no", "everysec", "always"), default="no")
+
+
+@pytest.fixture(autouse=True)
+def logging_on() -> Iterator[None]:
+    """`celeriac verify` silences its process for good, which here is that of the next tests."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ import click
 
 from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.exits import HELP
-from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.options import DEBUG, JOB, PREFER_NETWORK, SERVER
+from pipeline.cli.pools import ONE_POOL, check_pool
 from pipeline.cli.services import checkout_path
 from pipeline.errors import JobStateError, PipelineError
 from pipeline.facts import JobFacts
@@ -21,6 +22,7 @@ from pipeline.lifecycle import WORKING
 from pipeline.loader import load_graph
 from pipeline.nodes import NO_NAME, NODE_NAME, free_name, is_in_use
 from pipeline.plan import fingerprint
+from pipeline.pools import POOL
 from pipeline.programs.checking import find_programs
 from pipeline.store.connection import check_server, connect
 from pipeline.store.jobs import JobStore
@@ -52,7 +54,9 @@ NODE: Final = click.option(
 @JOB
 @click.argument("target", metavar="FILE.py[:NAME]")
 @SERVER
+@PREFER_NETWORK
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
+@ONE_POOL
 @NODE
 @click.option(
     "--engine",
@@ -68,6 +72,7 @@ def worker(
     target: str,
     redis_url: str,
     workers: int | None,
+    pool: str,
     node: str | None,
     engine: str,
     master: str | None,
@@ -95,13 +100,15 @@ def worker(
         raise PipelineError(
             f"{target} is not the pipeline that job {job!r} was started with", hint="give the file that it was run with"
         )
+    check_pool(record.plan, pool)
     find_programs(graph.nodes)
     check_server(scripts.client)
     check_permissions(scripts.client)
     name = chosen_name(lambda: store.facts(job), node)
     count = 1 if is_spark else workers or len(os.sched_getaffinity(0))
     what = "a streaming query of Spark" if is_spark else f"{count} worker{'' if count == 1 else 's'}"
-    click.echo(f"node {name} joins job {job} with {what}", err=True)
+    of_pool = "" if pool == POOL else f" of pool {pool}"
+    click.echo(f"node {name} joins job {job} with {what}{of_pool}", err=True)
     if name in store.facts(job).drained:
         click.echo(f"it is drained: `celeriac node undrain {job} {name}` lets it have work", err=True)
     sys.stderr.flush()
@@ -110,6 +117,7 @@ def worker(
         "CELERIAC_JOB": job,
         "CELERIAC_PIPELINE": target,
         "CELERIAC_NODE": name,
+        "CELERIAC_POOL": pool,
         "CELERIAC_PROCESSES": str(count),
         "CELERIAC_ONCE": "1",
         "CELERIAC_ENGINE": engine,

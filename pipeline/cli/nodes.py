@@ -20,6 +20,9 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spark: where a streaming query of Spark runs that is the one worker, as a master; empty for this host, None for
         workers of Celery. spark_interval_seconds: between the beginnings of its batches.
     is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
+    pools: pool -> its workers, for pools other than `main`, whose workers are `workers`. scaled_pools: those of them of
+        which Redis says how many are wanted.
+    has_leader: whether it leads the job, which one that only feeds it does not.
     """
 
     redis: str
@@ -34,6 +37,9 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endless: tuple[str, ...] = ()
     is_scaled: bool = False
     node: str = ""
+    pools: dict[str, int] = {}
+    scaled_pools: tuple[str, ...] = ()
+    has_leader: bool = True
     spark: str | None = None
     spark_interval_seconds: float = 0.0
 
