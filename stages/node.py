@@ -183,6 +183,8 @@ def stream_spec(settings: NodeSettings, earlier: Mapping[str, int] = MappingProx
         **_common(settings),
         "CELERIAC_WORKER": STREAM_WORKER,
         "CELERIAC_NODE": settings.node,
+        "CELERIAC_POOL": POOL,
+        "CELERIAC_SIZED": "",
         **stream_variables(settings.spark, settings.spark_interval_seconds),
     }
     log = Path(settings.logs) / f"{STREAM_WORKER}.log"

@@ -84,7 +84,14 @@ class StreamWorker:
         self.master = settings.master
         definition, code = _checked(worker)
         self._beating = self._ownership()
-        told = {"pid": os.getpid(), "pool": worker.pool, "node": worker.node, "code": code, "engine": "spark"}
+        told = {
+            "pid": os.getpid(),
+            "pool": worker.pool,
+            "sized": False,
+            "node": worker.node,
+            "code": code,
+            "engine": "spark",
+        }
         self.member = StreamMember(self._ownership(), told)
         names = (worker.redis_url, worker.job, worker.worker, worker.incarnation)
         self._task = TaskSettings(*names, definition, TASK_SECONDS)

@@ -45,7 +45,7 @@ def wait_for(run: Run, count: float) -> None:
 
 
 def test_a_driver_that_is_killed_is_replaced_and_the_result_is_exact(site: Site) -> None:
-    sequence = Sequence(keys=20, count=3_000, work=300)
+    sequence = Sequence(keys=20, count=1_000, work=300)
     run = start(site, sequence)
     wait_for(run, sequence.taken * 0.1)
 
@@ -61,7 +61,7 @@ def test_a_driver_that_is_frozen_past_its_lease_loses_all_to_a_worker_and_gets_s
     site: Site, redis_url: str
 ) -> None:
     """The query's processes go on for a while; what they have in hand is refused. Then both work on."""
-    sequence = Sequence(keys=20, count=4_000, work=1_500)
+    sequence = Sequence(keys=20, count=2_000, work=10_000)
     run = start(site, sequence, "--redis", redis_url, "--job-id", "j")
     wait_for(run, sequence.taken * 0.02)
     worker = psutil.Popen(

@@ -104,6 +104,11 @@ def test_a_policy_that_fails_the_job_ends_the_run_with_one_message(
         (("--scratch", "s"), "--scratch goes with --engine spark"),
         (("--engine", "spark", "--master", "local", "--remote", "sc://h"), "either --master or --remote"),
         (("--engine", "flink"), "'flink' is not one of"),
+        (("--stream",), "--stream goes with --engine spark"),
+        (("--engine", "spark", "--interval", "1"), "--interval goes with --stream"),
+        (("--engine", "spark", "--stream", "--workers", "2"), "--workers makes no sense with --engine spark --stream"),
+        (("--engine", "spark", "--stream", "--remote", "sc://h"), "--remote makes no sense"),
+        (("--engine", "spark", "--stream", "--scratch", "s"), "--scratch makes no sense"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
