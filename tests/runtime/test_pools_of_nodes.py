@@ -103,7 +103,7 @@ def test_a_node_that_joins_is_of_one_pool_and_nobody_changes_its_size() -> None:
 
 
 def busy_at(scripts: Scripts, second: float) -> JobFacts:
-    """Records come to the stage of the pool `gpu` at twice the rate at which its worker, which never rests, takes them."""
+    """Records come to the stage of the pool `gpu` at twice the rate at which its worker takes them, who never rests."""
     facts = JobStore(scripts).facts(JOB)
     taken = int(100 * second)
     parts = [
