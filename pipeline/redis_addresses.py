@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pipeline.errors import EnvironmentFault, PipelineError
@@ -18,6 +18,26 @@ Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 _BETWEEN: Final = re.compile(r",(?=(?:rediss?|unix)://)")
 """A comma within an address, as in a password, stays."""
+
+
+IDLE_SECONDS: Final = 2
+DEAD_SECONDS: Final = 6
+"""More than a slow network takes for an answer of the other kernel; a Redis that is busy, or frozen, still has one."""
+
+
+def dead_connection_options() -> dict[str, Any]:
+    """For a TCP connection of redis-py or kombu: that the other end has vanished is noticed within DEAD_SECONDS.
+
+    Else it takes as long as an answer may take, and for an idle one for ever. Some systems have not all options.
+    """
+    wanted = {
+        "TCP_KEEPIDLE": IDLE_SECONDS,
+        "TCP_KEEPINTVL": 1,
+        "TCP_KEEPCNT": DEAD_SECONDS - IDLE_SECONDS,
+        "TCP_USER_TIMEOUT": 1000 * DEAD_SECONDS,
+    }
+    options = {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}
+    return {"socket_keepalive": True, "socket_keepalive_options": options}
 
 
 _BETWEEN_SERVERS: Final = re.compile(r"\s+(?=(?:rediss?|unix)://)")

@@ -23,10 +23,11 @@ from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess
 from pipeline.errors import PipelineError, StoreUnavailable
 from pipeline.facts import JobRecord
-from pipeline.graph import Graph, Source
+from pipeline.graph import Graph, KeyBy, Source
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, fingerprint, is_endless
+from pipeline.pools import POOL
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets
 from pipeline.read import READERS
@@ -103,11 +104,14 @@ def _plan(graph: Graph, partitions: int | None, beginning: Beginning | None) -> 
 
 
 def _what_next(graph: Graph, job: str, target: str, leaders: list[str]) -> Iterator[str]:
+    pools = sorted({node.pool for node in graph.nodes if isinstance(node, Source | KeyBy)} - {POOL})
     if leaders:
         yield f"leaders: {', '.join(leaders)}"
     else:
         yield "no leader is heard of: nothing happens until one runs (python -m leader.main)"
     yield f"workers take it up that were started with CELERIAC_JOB={job} (python -m stages.member)"
+    for pool in pools:
+        yield f"some stages need workers of the pool {pool}, with CELERIAC_POOL={pool} besides"
     for source in sources_of(graph):
         if source.spec.format == PRODUCER_FORMAT:
             yield f"source {source.name} takes records from producers: celeriac produce {job} --source {source.name}"

@@ -23,7 +23,7 @@ except ImportError:  # before redis 7.2
     DriverInfo = None
 
 from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
-from pipeline.redis_addresses import split_addresses, split_servers
+from pipeline.redis_addresses import dead_connection_options, split_addresses, split_servers
 from pipeline.store.reaching import CONNECT_SECONDS, client_of, reach_of
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ def connect(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
     try:
         if len(addresses) > 1:
             return client_of(addresses, [without_password(each) for each in addresses], options)
-        client = redis.Redis.from_url(url, **options)
+        alive = {} if url.startswith("unix:") else dead_connection_options()
+        client = redis.Redis.from_url(url, **options, **alive)
         client.connection_pool.make_connection()  # not opened: it only shows an option that does not exist
         return client
     except (ValueError, TypeError) as error:

@@ -14,7 +14,7 @@ import redis
 from redis import exceptions
 from redis.connection import ConnectionPool, parse_url
 
-from pipeline.redis_addresses import database
+from pipeline.redis_addresses import database, dead_connection_options
 
 CONNECT_SECONDS: Final = 1.0
 """For one address: the next one is tried after that."""
@@ -41,7 +41,8 @@ class Reach:
         told = parse_url(self.addresses[number])
         kind = told.pop("connection_class", redis.Connection)
         login = {name: told.get(name) for name in ("username", "password")}
-        return kind(**{**self._timeouts, **told}), login
+        alive = {} if kind is redis.UnixDomainSocketConnection else dead_connection_options()
+        return kind(**{**self._timeouts, **alive, **told}), login
 
     def judge(self, number: int, run_id: str) -> str:
         """Why the server that answers there must not be used, or nothing; then it is remembered.

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,27 +27,55 @@ def ip(*arguments: str) -> None:
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
-class Host:
-    """One namespace with its end of a cable; the other end is here, under the address `gateway`."""
+@dataclass(frozen=True)
+class Cable:
+    """From a host to here. Its end here has the address `gateway`, in a network of the two."""
 
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self._namespace = f"celeriac-{os.getpid()}-{number}"
-        self._plug = f"c{os.getpid()}h{number}"
-        block = os.getpid() % 250 + 1
-        self.gateway = f"{NETWORK}.{block}.{4 * number + 1}"
-        self._address = f"{NETWORK}.{block}.{4 * number + 2}"
+    number: int
+
+    @property
+    def plug(self) -> str:
+        return f"c{os.getpid()}h{self.number}"
+
+    @property
+    def gateway(self) -> str:
+        return f"{self._block}.{4 * self.number + 1}"
+
+    @property
+    def address(self) -> str:
+        """Of the host."""
+        return f"{self._block}.{4 * self.number + 2}"
+
+    @property
+    def network(self) -> str:
+        return f"{self._block}.{4 * self.number}/30"
+
+    @property
+    def _block(self) -> str:
+        return f"{NETWORK}.{os.getpid() % 250 + 1}"
+
+    def lay(self, namespace: str) -> None:
+        far = f"{self.plug}x"
+        ip("link", "add", self.plug, "type", "veth", "peer", "name", far, "netns", namespace)
+        ip("address", "add", f"{self.gateway}/30", "dev", self.plug)
+        ip("link", "set", self.plug, "up")
+        ip("-n", namespace, "address", "add", f"{self.address}/30", "dev", far)
+        ip("-n", namespace, "link", "set", far, "up")
+
+
+class Host:
+    """One namespace with cables to here, each with a number of its own in the whole test."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.cables = [Cable(number) for number in numbers]
+        self._namespace = f"celeriac-{os.getpid()}-{numbers[0]}"
 
     def __enter__(self) -> Self:
         ip("netns", "add", self._namespace)
         try:
-            far = f"{self._plug}x"
-            ip("link", "add", self._plug, "type", "veth", "peer", "name", far, "netns", self._namespace)
-            ip("address", "add", f"{self.gateway}/30", "dev", self._plug)
-            ip("link", "set", self._plug, "up")
-            ip("-n", self._namespace, "address", "add", f"{self._address}/30", "dev", far)
             ip("-n", self._namespace, "link", "set", "lo", "up")
-            ip("-n", self._namespace, "link", "set", far, "up")
+            for cable in self.cables:
+                cable.lay(self._namespace)
         except AssertionError:
             ip("netns", "delete", self._namespace)
             raise
@@ -55,18 +84,25 @@ class Host:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ip("netns", "delete", self._namespace)  # its end of the cable goes with it, and so the other one
+        for cable in self.cables:
+            ip("link", "delete", cable.plug)  # else it goes some time after the namespace
+        ip("netns", "delete", self._namespace)
+
+    @property
+    def gateways(self) -> list[str]:
+        """The addresses of this machine, by each cable."""
+        return [cable.gateway for cable in self.cables]
 
     def command(self, *arguments: str) -> list[str]:
         """What runs a command on this host."""
         return ["ip", "netns", "exec", self._namespace, *arguments]
 
-    def cut_off(self) -> None:
+    def cut_off(self, cable: int = 0) -> None:
         """The cable is pulled: what is on its way is lost, and no connection hears of it."""
-        ip("link", "set", self._plug, "down")
+        ip("link", "set", self.cables[cable].plug, "down")
 
-    def plug_in(self) -> None:
-        ip("link", "set", self._plug, "up")
+    def plug_in(self, cable: int = 0) -> None:
+        ip("link", "set", self.cables[cable].plug, "up")
 
 
 class WideRedis:

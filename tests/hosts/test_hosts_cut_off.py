@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.facts import JobFacts
 from pipeline.lifecycle import JobState
+from pipeline.redis_addresses import NETWORK_VARIABLE
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
@@ -20,11 +21,12 @@ from tests.e2e.chaos import Site, wait_until
 from tests.hosts.namespaces import Host, WideRedis
 
 SEQUENCE = Slow(keys=20, count=10_000)
+SHORTER = Slow(keys=20, count=5_000)
 SECONDS = 90.0
 
 
 class Hosts:
-    """Redis here, and the hosts east and west, each with a leader and a node of two workers for the job `j`."""
+    """Redis here, and the hosts east and west, and north which has two cables; processes on them for the job `j`."""
 
     def __init__(self, site: Site, redis: WideRedis, hosts: dict[str, Host]) -> None:
         self.site, self.redis, self.hosts = site, redis, hosts
@@ -32,17 +34,18 @@ class Hosts:
         scripts = Scripts(connect(redis.url()))
         self.jobs, self.moving = JobStore(scripts), MovingStore(scripts, "j")
         self.started: list[subprocess.Popen[bytes]] = []
+        self.preferred = ""
 
     def start(self, host: str, log: str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         """A process of ours on that host, or here."""
         there = self.hosts.get(host)
-        url = self.redis.url(there.gateway) if there else self.redis.url()
+        url = ",".join(map(self.redis.url, there.gateways)) if there else self.redis.url()
         command = [sys.executable, "-P", "-m", *arguments]
         with open(self.site.kept_logs / f"{log}.log", "ab") as file:
             process = subprocess.Popen(
                 there.command(*command) if there else command,
                 cwd=self.folder,
-                env={**self.site.environment(), "CELERIAC_REDIS": url, **variables},
+                env={**self.site.environment(), "CELERIAC_REDIS": url, NETWORK_VARIABLE: self.preferred, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -60,6 +63,11 @@ class Hosts:
 
     def facts(self) -> JobFacts:
         return self.jobs.facts("j")
+
+    def connected_from(self) -> set[str]:
+        """The addresses of all that have a connection to Redis."""
+        with connect(self.redis.url()) as client:
+            return {each["addr"].rpartition(":")[0] for each in client.client_list()}
 
     def taken(self) -> int:
         return sum(part.taken for part in self.facts().partitions)
@@ -91,8 +99,8 @@ class Hosts:
 
 @pytest.fixture
 def hosts(site: Site, tmp_path: Path) -> Iterator[Hosts]:
-    with WideRedis(tmp_path / "redis") as redis, Host("east", 0) as east, Host("west", 1) as west:
-        made = Hosts(site, redis, {"east": east, "west": west})
+    with WideRedis(tmp_path / "redis") as redis, Host(0) as east, Host(1) as west, Host(2, 3) as north:
+        made = Hosts(site, redis, {"east": east, "west": west, "north": north})
         yield made
         made.close()
 
@@ -138,13 +146,39 @@ def test_a_host_that_is_cut_off_beyond_its_lease_is_replaced_and_comes_back_as_a
     assert feeder.wait(30) == 0
 
 
+@pytest.mark.timeout(300)
+def test_a_host_with_two_cables_takes_the_preferred_one_and_goes_on_by_the_other_when_that_is_pulled(
+    hosts: Hosts,
+) -> None:
+    hosts.site.write(SHORTER.text)
+    done = hosts.site.command("submit", "flow.py", "--job-id", "j", "--partitions", "2", "--redis", hosts.redis.url())
+    assert done.returncode == 0, done.stderr
+    other, preferred = hosts.hosts["north"].cables
+    hosts.preferred = preferred.network
+    hosts.leader("north")
+    hosts.node("north")
+    feeder = hosts.start("here", "feed", "pipeline.cli.main", "feed", "j", "flow.py")
+    hosts.owners_are("north")
+    hosts.goes_on()
+    assert hosts.connected_from() == {preferred.address, "127.0.0.1"}
+
+    hosts.hosts["north"].cut_off(1)
+    wait_until(lambda: other.address in hosts.connected_from(), "they come by the other cable", SECONDS)
+    hosts.owners_are("north")
+    hosts.goes_on()
+    (hosts.folder / "go").touch()
+    wait_until(lambda: hosts.jobs.state("j") is JobState.FINISHED, "the job is finished", SECONDS)
+    SHORTER.check(hosts.folder / "out")
+    assert feeder.wait(30) == 0
+
+
 def test_a_cable_that_is_pulled_is_silent_and_carries_again_when_it_is_back(hosts: Hosts) -> None:
     east = hosts.hosts["east"]
     probe = east.command(
         sys.executable,
         "-c",
         "import sys, redis; redis.Redis.from_url(sys.argv[1], socket_timeout=0.5, socket_connect_timeout=0.5).ping()",
-        hosts.redis.url(east.gateway),
+        hosts.redis.url(east.gateways[0]),
     )
 
     def answers() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +13,11 @@ from bench import Bench, a_batch
 from redis import exceptions
 
 from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
+from pipeline.redis_addresses import dead_connection_options
 from pipeline.store.connection import check_server, connect, translated, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.patience import Patience
+from pipeline.store.reaching import reach_of
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import Feed, FeedAddress
 
@@ -49,6 +52,19 @@ def test_a_client_waits_no_longer_than_it_is_told(redis_url: str) -> None:
         connection = client.connection_pool.make_connection()
 
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://h", "redis://h,unix:///s", "unix:///s,redis://h"])
+def test_a_vanished_server_is_noticed_by_the_kernel_on_tcp(url: str) -> None:
+    client = connect(url)
+    reach = reach_of(client)
+    connections = (
+        [reach.connection(number)[0] for number in range(2)] if reach else [client.connection_pool.make_connection()]
+    )
+
+    found = [each.socket_keepalive_options for each in connections if hasattr(each, "socket_keepalive_options")]
+    assert found == [dead_connection_options()["socket_keepalive_options"]]
+    assert found[0][socket.TCP_USER_TIMEOUT] == 6_000
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://h", "redis://h:port", "redis://h?db=x", "redis://h?wrong=1", ""])
