@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.chaos import Site, a_chance
-from tests.e2e.references import EXAMPLES, check_delays, delays_by_pandas, read_counts, write_texts
+from tests.e2e.references import (
+    EXAMPLES,
+    check_delays,
+    delays_by_pandas,
+    flights,
+    needs_spark,
+    read_counts,
+    write_texts,
+)
 
 
 def test_wordcount_as_it_is_equals_the_standard_library(site: Site) -> None:
@@ -19,7 +27,8 @@ def test_wordcount_as_it_is_equals_the_standard_library(site: Site) -> None:
 
 
 def test_flights_as_they_are_equal_pandas(site: Site, tmp_path: Path) -> None:
-    delays = delays_by_pandas(tmp_path)
+    needs_spark(tmp_path)
+    delays = delays_by_pandas(flights())
     run = site.start(str(EXAMPLES / "flights.py"))
     run.finish()
 
