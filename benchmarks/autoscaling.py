@@ -150,7 +150,7 @@ def _row(facts: JobFacts) -> dict[str, Any]:
                 each.name,
                 each.incarnation,
                 round(each.age_seconds, 3),
-                each.report.get("pool", ""),
+                "main" if each.is_sized else "",
                 each.report.get("busy"),
             ]
             for each in facts.workers

@@ -15,7 +15,7 @@ from pipeline.plan import PROTOCOL, Plan, StagePlan
 from pipeline.positions import Position
 from pipeline.scaling.decision import Decision, decide
 from pipeline.scaling.history import History
-from pipeline.scaling.settings import POOL, Scaling
+from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
 
 STARTED_MS: Final = 1_000_000
@@ -147,7 +147,7 @@ class SimulatedJob:
         ]
         workers = [
             WorkerFacts(
-                one.name, "1-a", 0.1, False, {"pool": POOL, "busy": {str(at): busy for at, busy in one.busy.items()}}
+                one.name, "1-a", 0.1, False, {"sized": True, "busy": {str(at): busy for at, busy in one.busy.items()}}
             )
             for one in self.there()
         ]

@@ -204,12 +204,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--partitions", type=int, help="of each stage; by default twice the workers")
+    options.add_argument("--partitions", type=int, help="of each stage; by default as many as workers")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--fsync", choices=["everysec", "always", "no"], default="everysec")
     options.add_argument("--rate", type=int, default=20_000)
     asked = options.parse_args()
-    batches, partitions = sample_batches(200), asked.partitions or 2 * asked.workers
+    batches, partitions = sample_batches(200), asked.partitions or asked.workers
     with EmbeddedRedis.start(fsync=asked.fsync) as server:
         rates = []
         for _ in range(asked.rounds):

@@ -14,7 +14,7 @@ from leader.round import Round
 from leader.wiring import make_round
 from pipeline.store import keys
 from pipeline.store.connection import connect
-from pipeline.store.returning import await_server
+from pipeline.store.returning import first_address, follow_server
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import TICK, celery_settings
 
@@ -23,7 +23,7 @@ def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
     """An application whose only task runs `round_` once, by default one of its own. Nothing is sent yet."""
     led = make_round(Scripts(connect(redis_url)), name) if round_ is None else round_
     app = Celery("celeriac-leader", set_as_current=False)
-    app.conf.update(celery_settings(redis_url))
+    app.conf.update(celery_settings(first_address(redis_url)))
     queue = keys.leader_queue_name(name)
     app.conf.update(
         # Undeclared: a Redis list needs no declaration, and kombu then stores no binding that outlives the queue.
@@ -39,7 +39,7 @@ def make_app(redis_url: str, name: str, round_: Round | None = None) -> Celery:
     )
 
     app.steps["consumer"].add(Waiting)
-    app.celeriac_await_redis = partial(await_server, redis_url, _is_ending)
+    app.celeriac_await_redis = partial(follow_server, app, redis_url, _is_ending)
 
     @app.task(name=TICK, shared=False)  # type: ignore[untyped-decorator]  # celery has no types
     def tick() -> None:

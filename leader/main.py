@@ -20,6 +20,7 @@ from leader.app import make_app
 from leader.wiring import make_round
 from pipeline.embedded.process import die_with_parent
 from pipeline.errors import CeleriacError, EnvironmentFault
+from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts
 
@@ -30,16 +31,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[str, str]:
-    """(Redis address, leader name). Raises EnvironmentFault."""
+    """(Redis address, leader name). Raises EnvironmentFault, PipelineError."""
     redis_url = environment.get("CELERIAC_REDIS", "")
     if not redis_url:
         raise EnvironmentFault("CELERIAC_REDIS is not set", hint="set it to the address, as redis://host:6379/0")
+    check_one_server(redis_url, "a leader leads the jobs of one: start one for each")
     name = environment.get("CELERIAC_LEADER", "") or default_name()
     if not _NAME.match(name):
         raise EnvironmentFault(
             f"CELERIAC_LEADER is no name: {name!r}", hint="use letters, digits, '-', '_' and '.', at most 100"
         )
-    return redis_url, name
+    return in_order(redis_url, parse_networks(environment.get(NETWORK_VARIABLE, ""))), name
 
 
 def default_name() -> str:

@@ -18,6 +18,7 @@ from leader.duties.rescaling import Rescaling
 from leader.duties.restarts import Memory, Restarts
 from leader.duties.retention import Retention
 from leader.duties.retry import Retry
+from leader.duties.shadows import Shadows
 from leader.duties.visitors import Visitors
 from leader.round import Duties, Round
 from pipeline.store.books import BookStore
@@ -45,7 +46,7 @@ def make_round(
         retention, readers = Retention(leadership), Readers(leadership)
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
-        cuts = Cuts(scripts)
+        cuts, shadows = Cuts(scripts), Shadows(scripts)
         operations = OperationStore(scripts)
         placement = Placement(scripts, leadership, lambda: leadership.server, rng)
         return Duties(
@@ -63,8 +64,9 @@ def make_round(
                 readers,
                 books,
                 cuts,
+                shadows,
             ),
-            ended=(retention, readers, books, cuts),
+            ended=(retention, readers, books, cuts, shadows),
             restarting=(restarts,),
         )
 

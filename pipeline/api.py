@@ -34,6 +34,7 @@ from pipeline.graph import (
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.kernel.operators import Aggregate, Last, Reduce, StatefulMap
 from pipeline.policies import ErrorPolicy, check_policy, check_unkeyed_policy, dead_letter
+from pipeline.pools import POOL
 from pipeline.programs import checking
 
 
@@ -58,10 +59,13 @@ class Pipeline:
         self._nodes: dict[str, Node] = {}
         self._made: Counter[str] = Counter()
 
-    def source(self, spec: SourceSpec, name: str | None = None, on_error: ErrorPolicy | None = None) -> Stream:
+    def source(
+        self, spec: SourceSpec, name: str | None = None, on_error: ErrorPolicy | None = None, pool: str = POOL
+    ) -> Stream:
         """The records that `spec` reads, as made by the functions of `pipeline.read`.
 
         `on_error` says what is done about records that fail from here to the next `key_by`, its function included.
+        `pool` names the workers that run what is between here and the next `key_by`: those of that pool only.
         """
         name = self._choose_name("source", name)
         if not isinstance(spec, SourceSpec):
@@ -71,7 +75,7 @@ class Pipeline:
             )
         validation.check_options(spec.options, f"the source {name!r}")
         policy = check_unkeyed_policy(self.on_error if on_error is None else on_error, name)
-        self._add("source", Source(name, spec, policy))
+        self._add("source", Source(name, spec, policy, validation.check_pool(pool, name)))
         return Stream(self, name)
 
     def graph(self) -> Graph:
@@ -232,23 +236,29 @@ class Stream:
         return Stream(self.pipeline, name)
 
     def key_by(
-        self, key: Callable[[Any], Any] | str, name: str | None = None, on_error: ErrorPolicy | None = None
+        self,
+        key: Callable[[Any], Any] | str,
+        name: str | None = None,
+        on_error: ErrorPolicy | None = None,
+        pool: str = POOL,
     ) -> KeyedStream:
         """Gives each record a key: a function of the value, or the name of a dict's field.
 
         Records of one key are handled in order, and each key has its own state. A key is text, an integer,
         bytes, or a tuple of these. `key_by("carrier")` also names the key's column in table sinks.
-        `on_error` says what is done about records that fail behind it, up to the next `key_by`.
+        `on_error` says what is done about records that fail behind it, up to the next `key_by`; `pool` names the
+        workers that run what is there: those of that pool only.
         """
         name = self.pipeline._choose_name("key_by", name)
         policy = check_policy(self.pipeline.on_error if on_error is None else on_error, f"operator {name!r}")
+        pool = validation.check_pool(pool, name)
         if isinstance(key, str):
             if not key or not validation.is_unicode(key):
                 raise PipelineError(f"operator {name!r}: {key!r} cannot be the name of a field")
-            node = KeyBy(name, (self.name,), itemgetter(key), key, policy)
+            node = KeyBy(name, (self.name,), itemgetter(key), key, policy, pool)
         else:
             validation.check_plain_function(key, ("value",), name)
-            node = KeyBy(name, (self.name,), key, on_error=policy)
+            node = KeyBy(name, (self.name,), key, on_error=policy, pool=pool)
         self.pipeline._add("key_by", node)
         return KeyedStream(self.pipeline, name, node.field)
 

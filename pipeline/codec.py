@@ -7,6 +7,7 @@ know apart arrive as the nearest of these (a tuple as a list, a dataclass as a d
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -115,6 +116,17 @@ def encode_value(value: Any) -> bytes:
         return _encoder.encode(value)
     except _UNENCODABLE:
         check_encodable(value)
+        raise
+
+
+def encode_values(values: Sequence[Any]) -> list[bytes]:
+    """Each as `encode_value` does. Raises EncodingError for the first that cannot be encoded."""
+    encode = _encoder.encode
+    try:
+        return [encode(value) for value in values]
+    except _UNENCODABLE:
+        for value in values:
+            check_encodable(value)
         raise
 
 

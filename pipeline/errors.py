@@ -156,6 +156,10 @@ class OperationLost(JobStateError):
     """Raised when a command that carries out an operation was taken for gone: it must not go on. The job goes on."""
 
 
+class ShadowLost(StoreError):
+    """Raised when a shadow cannot go on: its input, or results to compare it with, are not kept. The job goes on."""
+
+
 class NotQuiet(JobStateError):
     """Raised when a job was to be ended with nothing in flight, and something is."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.operations import Operation, PastOperation
 from pipeline.plan import Plan
+from pipeline.pools import POOL
 from pipeline.positions import Position
 from pipeline.scaling.settings import Scaling
 
@@ -19,6 +20,15 @@ class StateChange:
     at_ms: int
     state: JobState
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """How the workers of one pool are scaled, how many agents are to keep, and when that was changed; 0 for never."""
+
+    scaling: Scaling
+    workers_wanted: int
+    scaled_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,11 @@ class JobRecord:
     """How its workers are scaled; None for a job whose workers are a fixed number."""
     workers_wanted: int = 0
     scaled_at_ms: int = 0
-    """How many workers agents are to keep, and when that was changed; 0 without `scaling`, and before any change."""
+    """How many workers agents are to keep, and when that was changed; 0 without `scaling`, and before any change.
+
+    These three are those of the pool `main`."""
+    pools: dict[str, Scaled] = field(default_factory=dict)
+    """Those of the other pools that are scaled."""
     saving: int = 0
     """The number of the savepoint that is being written, or was left by an exporter that is gone; 0 for none."""
     restoring: str = ""
@@ -63,11 +77,22 @@ class JobRecord:
     """Whether its workers publish its results; else the run that has it does."""
     still: dict[str, int] = field(default_factory=dict)
     """Stage -> since when it is paused."""
+    shadow: str = ""
+    """`token job` of the shadow that runs beside it, or was left by a command that is gone."""
+    code: str = ""
+    """The only version that may work at it since it was promoted; nothing where workers run what they find."""
 
     @property
     def run(self) -> str:
         """Tells jobs of the same id, and generations of one job, apart."""
         return f"{self.made_at_ms}.{self.generation}"
+
+    @property
+    def scaled(self) -> dict[str, Scaled]:
+        """Pool -> how it is scaled; those with a fixed number of workers are not there."""
+        if self.scaling is None:
+            return self.pools
+        return {POOL: Scaled(self.scaling, self.workers_wanted, self.scaled_at_ms), **self.pools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +191,17 @@ class WorkerFacts:
         """The node that it runs on, as far as it says so."""
         node = self.report.get("node")
         return node if isinstance(node, str) else ""
+
+    @property
+    def pool(self) -> str:
+        """The pool that it belongs to."""
+        pool = self.report.get("pool")
+        return pool if isinstance(pool, str) and pool else POOL
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether its agent keeps as many of its kind as the leader wants."""
+        return self.report.get("sized") is True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.policies import GIVE_UP, ErrorPolicy
+from pipeline.pools import POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,12 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`on_error` is the policy of the stage that begins here."""
+    """`on_error` is the policy of the stage that begins here, `pool` that of its workers."""
 
     name: str
     spec: SourceSpec
     on_error: ErrorPolicy = GIVE_UP
+    pool: str = POOL
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -96,7 +98,8 @@ class FlatMap:
 class KeyBy:
     """Gives each record the key fn(value). `field` names the key's column in table sinks.
 
-    `on_error` is the policy of the stage that begins here; the function itself belongs to the stage before.
+    `on_error` is the policy of the stage that begins here, `pool` that of its workers; the function itself belongs to
+    the stage before.
     """
 
     name: str
@@ -104,6 +107,7 @@ class KeyBy:
     fn: Callable[[Any], Any]
     field: str = "key"
     on_error: ErrorPolicy = GIVE_UP
+    pool: str = POOL
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.facts import JobFacts, PartitionFacts, WorkerFacts
+from pipeline.lifecycle import WORKING
+from pipeline.pools import POOL
 
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}\Z")
 
@@ -15,7 +17,10 @@ NO_NAME: Final = "use letters, digits, '-', '_' and '.', at most 80"
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node. workers, live: those it has, and those heard of within the lease. busy: a live worker's mean share."""
+    """One node. workers, live: those it has, and those heard of within the lease. busy: a live worker's mean share.
+
+    pools: those of its workers.
+    """
 
     name: str
     workers: int
@@ -23,6 +28,7 @@ class NodeRow:
     partitions: int
     busy: float
     is_drained: bool
+    pools: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -37,11 +43,69 @@ def node_rows(facts: JobFacts) -> list[NodeRow]:
     return [_row(facts, name) for name in sorted(names)]
 
 
+def _wait_for(job: str, pool: str) -> str:
+    option = "" if pool == POOL else f" --pool {pool}"
+    return f"waits for a worker of pool {pool}: start one with `celeriac worker {job} FILE.py{option}`"
+
+
 def _row(facts: JobFacts, name: str) -> NodeRow:
     workers = [worker for worker in facts.workers if worker.node == name]
     live = [worker for worker in workers if is_live(facts, worker)]
     busy = sum(busy_share(worker) for worker in live) / len(live) if live else 0.0
-    return NodeRow(name, len(workers), len(live), len(owned_by(facts, name)), busy, name in facts.drained)
+    pools = tuple(sorted({worker.pool for worker in workers}))
+    return NodeRow(name, len(workers), len(live), len(owned_by(facts, name)), busy, name in facts.drained, pools)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """One pool. live: its workers that were heard of within the lease. stages: those that it serves, by name.
+
+    wanted: how many workers agents are to keep; None where that is fixed.
+    """
+
+    name: str
+    live: int
+    stages: tuple[str, ...]
+    partitions: int
+    busy: float
+    wanted: int | None
+
+
+def pool_rows(facts: JobFacts) -> list[PoolRow]:
+    """The pools that stages need, upstream first, then those of workers that no stage needs, by name."""
+    plan = facts.record.plan
+    needed = plan.pools()
+    return [_pool_row(facts, name) for name in [*needed, *sorted({one.pool for one in facts.workers} - set(needed))]]
+
+
+def has_pools(facts: JobFacts) -> bool:
+    """Whether pools are anything to speak of."""
+    return {*facts.record.plan.pools(), *(worker.pool for worker in facts.workers)} != {POOL}
+
+
+def _pool_row(facts: JobFacts, name: str) -> PoolRow:
+    live = [worker for worker in facts.workers if worker.pool == name and is_live(facts, worker)]
+    stages = {stage.index: stage.name for stage in facts.record.plan.stages if stage.pool == name}
+    partitions = sum(1 for part in facts.partitions if part.stage in stages and not part.is_through)
+    busy = sum(busy_share(worker) for worker in live) / len(live) if live else 0.0
+    size = facts.record.scaled.get(name)
+    return PoolRow(name, len(live), tuple(stages.values()), partitions, busy, size.workers_wanted if size else None)
+
+
+def unserved_stages(facts: JobFacts) -> dict[str, str]:
+    """Stage -> what it waits for, where partitions have no owner that lives, and its pool has nobody to take them."""
+    record = facts.record
+    if record.state not in WORKING:
+        return {}
+    live = {(one.name, one.incarnation) for one in facts.workers if is_live(facts, one)}
+    lost = {
+        part.stage for part in facts.partitions if (part.owner, part.incarnation) not in live and not part.is_through
+    }
+    return {
+        record.plan.stage_name(index): _wait_for(record.job, pool)
+        for index in sorted(lost)
+        if not able_nodes(facts, pool := record.plan.pool_of(index))
+    }
 
 
 def owned_by(facts: JobFacts, node: str) -> list[PartitionFacts]:
@@ -60,12 +124,13 @@ def is_in_use(facts: JobFacts, node: str) -> bool:
     return any(worker.node == node and is_live(facts, worker) for worker in facts.workers)
 
 
-def able_nodes(facts: JobFacts) -> set[str]:
-    """The nodes with workers that may be given partitions."""
+def able_nodes(facts: JobFacts, pool: str | None = None) -> set[str]:
+    """The nodes with workers, of the pool if one is named, that may be given partitions."""
     return {
         worker.node
         for worker in facts.workers
         if is_live(facts, worker)
+        and pool in (None, worker.pool)
         and not worker.is_leaving
         and worker.report.get("stopping") is not True
         and worker.node not in facts.drained

@@ -1,6 +1,7 @@
-"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`. Data, and its words.
+"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`, `shadow`. Data, and its
+words.
 
-The leader carries out a rescale. An upgrade is carried out by its command, under a claim that it renews.
+The leader carries out a rescale. The others are carried out by their commands, under a claim that these renew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Kind = Literal["rescale", "upgrade"]
+Kind = Literal["rescale", "upgrade", "shadow"]
 
 CLAIM_SECONDS: Final = 15.0
 """A command that has not renewed its claim for so long is taken for gone: whoever comes next begins in its place."""
@@ -28,12 +29,18 @@ class Phase(StrEnum):
     """Upgrade: one worker after the other changes."""
     FINISHING = "finishing"
     """Upgrade: each has changed; those that died meanwhile come back with the version, too."""
+    COPYING = "copying"
+    """Shadow: it is made of a cut of the job."""
+    COMPARING = "comparing"
+    """Shadow: it gets the input of the job, and its results are compared."""
+    PROMOTING = "promoting"
+    """Shadow: the job's input is held back until both stand at one place, where the shadow's state becomes its own."""
 
 
 class About(msgspec.Struct, frozen=True):
     """What an operation does, and who has asked for it: `by`.
 
-    stage, before, to: of a rescale, the name and the numbers of partitions. code, file: of an upgrade, the version.
+    stage, before, to: of a rescale, the name and the numbers of partitions. code, file: of the others, the version.
     """
 
     kind: Kind
@@ -45,7 +52,13 @@ class About(msgspec.Struct, frozen=True):
     file: str = ""
 
     def __str__(self) -> str:
-        return f"rescale of {self.stage}" if self.kind == "rescale" else f"upgrade to version {self.code}"
+        match self.kind:
+            case "rescale":
+                return f"rescale of {self.stage}"
+            case "upgrade":
+                return f"upgrade to version {self.code}"
+            case "shadow":
+                return f"shadow of version {self.code}"
 
     @property
     def change(self) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from pipeline.errors import DecodingError
 from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source
 from pipeline.policies import GIVE_UP, ErrorPolicy
+from pipeline.pools import POOL
 from pipeline.settings import Limits
 
 PROTOCOL = 2
@@ -32,6 +33,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     on_error: what is done about records that fail in it.
     partitions: how many it ever had at most: all of them exist, with their counts and logs.
     active: how many of them serve its keys now; None for all. The others have ended.
+    pool: its partitions belong to workers of this pool only.
     """
 
     index: int
@@ -44,6 +46,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     upstream: tuple[int, ...]
     on_error: ErrorPolicy = GIVE_UP
     active: int | None = None
+    pool: str = POOL
 
     @property
     def serving(self) -> int:
@@ -95,9 +98,26 @@ def stream_name(sink: SinkPlan) -> str:
     return str(sink.options.get("name", sink.name))
 
 
+ECHO: Final = "~shadow."
+"""What the names of echoes begin with."""
+
+
+def echo_name(sink: str) -> str:
+    """The stream of all that a sink is given, for whoever compares that with what a shadow gives."""
+    return ECHO + sink
+
+
 def stream_names(plan: Plan) -> list[str]:
-    """The output streams of a job, by the names under which they are read, each once."""
-    return list(dict.fromkeys(stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS))
+    """The output streams of a job, by the names under which they are read, each once; its echoes are the last ones."""
+    names = [stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS]
+    if plan.has_echoes:
+        names += [echo_name(sink.name) for sink in plan.sinks]
+    return list(dict.fromkeys(names))
+
+
+def readable_names(plan: Plan) -> list[str]:
+    """Those that are for people and programs."""
+    return [name for name in stream_names(plan) if not name.startswith(ECHO)]
 
 
 class StatePlan(msgspec.Struct, frozen=True):
@@ -127,6 +147,11 @@ class _Protocol(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """has_echoes: each sink's records also go to a stream, newest kept, while a shadow is compared with the job.
+
+    is_shadow: its sinks are such streams only; see `pipeline.shadowing.holding`.
+    """
+
     protocol: int
     pipeline: str
     fingerprint: str
@@ -135,6 +160,8 @@ class Plan(msgspec.Struct, frozen=True):
     limits: Limits
     sources: tuple[SourcePlan, ...] = ()
     states: tuple[StatePlan, ...] = ()
+    has_echoes: bool = False
+    is_shadow: bool = False
 
     def stage(self, index: int) -> StagePlan:
         return self.stages[index]
@@ -156,6 +183,14 @@ class Plan(msgspec.Struct, frozen=True):
         most = max(stage.partitions, serving)
         changed = msgspec.structs.replace(stage, partitions=most, active=None if serving == most else serving)
         return msgspec.structs.replace(self, stages=(*self.stages[:index], changed, *self.stages[index + 1 :]))
+
+    def pool_of(self, index: int) -> str:
+        """The pool whose workers run a stage; `main` where the plan has no such stage."""
+        return self.stages[index].pool if 0 <= index < len(self.stages) else POOL
+
+    def pools(self) -> list[str]:
+        """The pools that its stages need, each once, upstream first."""
+        return list(dict.fromkeys(stage.pool for stage in self.stages))
 
     def source(self, name: str) -> SourcePlan | None:
         """The source of that name, or None."""
@@ -221,6 +256,7 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
                     if isinstance(root, KeyBy) and other.name != root.name and root.name in members[other.name]
                 ),
                 on_error=root.on_error,
+                pool=root.pool,
             )
         )
     sinks = tuple(

@@ -30,8 +30,35 @@ class Position:
         other_first, _, other_record = other.order
         return other_first + other_record - first - record
 
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """What `str` has made. Raises ValueError."""
+        entry, _, record = text.partition("/")
+        found = cls(entry, int(record))
+        if f"{found.order[0]}-{found.order[1]}/{found.order[2]}" != text:
+            raise ValueError(f"{text!r} is no position")
+        return found
+
 
 START = Position("1-0")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far somebody goes: to `stop`, where an entry may begin, and so many records from `start` at most."""
+
+    start: Position
+    stop: Position
+    records: int
+
+    def is_at(self, position: Position) -> bool:
+        """Whether all of it lies behind the position."""
+        return position.order >= self.stop.order or self.start.records_to(position) >= self.records
+
+    def most_from(self, position: Position) -> int:
+        """How many records may be taken there; 1 in front of a control entry."""
+        left = self.records - self.start.records_to(position)
+        return max(1, min(left, position.records_to(self.stop)))
 
 
 def entry_after(entry: str, records: int) -> str:

@@ -11,6 +11,7 @@ import json
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from pipeline.redis_addresses import split_addresses
 from pipeline.store import keys
 
 TASK: Final = "celeriac.ticket"
@@ -74,7 +75,8 @@ def message(task: str, queue: str, task_id: str, args: list[Any]) -> bytes:
 
 
 def broker_url(redis_url: str) -> str:
-    """The address as kombu wants it: `unix://` becomes `redis+socket://`."""
+    """The address as kombu wants it: `unix://` becomes `redis+socket://`. Of several kombu gets the first one."""
+    redis_url = split_addresses(redis_url)[0]
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":
         return redis_url

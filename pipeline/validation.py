@@ -35,6 +35,11 @@ def check_name(name: object, what: str) -> str:
     )
 
 
+def check_pool(name: object, operator: str) -> str:
+    """The name of the pool itself. Raises PipelineError that names the operator."""
+    return check_name(name, f"the pool of operator {operator!r}")
+
+
 def suggestion(name: str, known: Sequence[str]) -> str:
     """A hint with the known name that `name` was probably meant to be, or with all known names."""
     close = difflib.get_close_matches(name, known, n=1)

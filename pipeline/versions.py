@@ -21,7 +21,7 @@ CODE_DIGITS: Final = 12
 ALL: Final = "*"
 """Stands for every worker of which nothing else is said."""
 
-How = Literal["run", "submitted", "resumed", "upgraded", "upgrade halted"]
+How = Literal["run", "submitted", "resumed", "upgraded", "upgrade halted", "shadow", "promoted"]
 
 
 class Version(msgspec.Struct, frozen=True):

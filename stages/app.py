@@ -16,12 +16,14 @@ from celery.worker import state
 from pipeline.errors import PipelineError
 from pipeline.loader import load_graph
 from pipeline.plan import fingerprint
+from pipeline.pools import POOL
 from pipeline.programs.checking import find_programs
+from pipeline.shadowing.holding import held_back
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
-from pipeline.store.returning import await_server
+from pipeline.store.returning import first_address, follow_server
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.tickets import TASK, celery_settings
@@ -40,8 +42,10 @@ class WorkerSettings:
     worker: str
     incarnation: str
     pipeline: str
-    pool: str = ""
-    """The pool whose size an agent changes; nothing for a worker that runs by itself."""
+    pool: str = POOL
+    """It owns partitions of this pool's stages only."""
+    is_sized: bool = False
+    """Whether an agent keeps as many of its kind as the leader wants; not for a worker that runs by itself."""
     node: str = ""
     """The node that it runs on."""
 
@@ -61,7 +65,8 @@ class WorkerSettings:
             worker,
             environment.get("CELERIAC_INCARNATION", "1-manual"),
             pipeline,
-            environment.get("CELERIAC_POOL", ""),
+            environment.get("CELERIAC_POOL") or POOL,
+            environment.get("CELERIAC_SIZED") == "1",
             environment.get("CELERIAC_NODE") or socket.gethostname(),
         )
 
@@ -75,6 +80,8 @@ def make_app(settings: WorkerSettings) -> Celery:
     scripts = Scripts(connect(settings.redis_url))
     plan = JobStore(scripts).read(settings.job).plan
     graph = load_graph(settings.pipeline)
+    if plan.is_shadow:
+        graph = held_back(graph)
     if fingerprint(graph) != plan.fingerprint:
         raise PipelineError(
             f"{settings.pipeline} is not the pipeline that job {settings.job!r} was started with",
@@ -87,8 +94,9 @@ def make_app(settings: WorkerSettings) -> Celery:
         return Ownership(Scripts(connect(settings.redis_url)), settings.job, settings.worker, settings.incarnation)
 
     worker = Worker(ownership(), plan, graph)
+    worker.code = code
     app = Celery("celeriac-worker", set_as_current=False)
-    app.conf.update(celery_settings(settings.redis_url))
+    app.conf.update(celery_settings(first_address(settings.redis_url)))
     app.conf.task_default_queue = keys.worker_queue_name(settings.job, settings.worker)
 
     def ticket(stage: int, partition: int) -> None:
@@ -97,9 +105,9 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.task(name=TASK, ignore_result=True)(ticket)
     app.steps["worker"].add(RefuseOtherPools)
     app.steps["consumer"].add(Owning)
-    app.celeriac_await_redis = partial(await_server, settings.redis_url, _is_ending)
+    app.celeriac_await_redis = partial(follow_server, app, settings.redis_url, _is_ending)
     app.celeriac_worker = worker
-    app.celeriac_pool = settings.pool
+    app.celeriac_told = {"pool": settings.pool, "sized": settings.is_sized}
     app.celeriac_node = settings.node
     app.celeriac_code = code
     app.celeriac_pulse_ownership = ownership()

@@ -6,6 +6,7 @@ Never writes: a commit does. After a refused commit the whole cache is dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 from pipeline.codec import decode_value, shown
@@ -30,8 +31,8 @@ class StateCache:
     def clear(self) -> None:
         self.state: dict[str, dict[Any, Any]] = {operator: {} for operator in self._operators}
         self._old: dict[str, dict[Any, Any]] = {operator: {} for operator in self._operators}
-        self._sizes: dict[tuple[str, Any], int] = {}
-        self._old_sizes: dict[tuple[str, Any], int] = {}
+        self._sizes: dict[str, dict[Any, int]] = {operator: {} for operator in self._operators}
+        self._old_sizes: dict[str, dict[Any, int]] = {operator: {} for operator in self._operators}
         self._bytes = 0
         self._old_bytes = 0
 
@@ -43,7 +44,7 @@ class StateCache:
     @property
     def keys(self) -> int:
         """How many values it holds: one for each key and operator."""
-        return len(self._sizes) + len(self._old_sizes)
+        return sum(map(len, self._sizes.values())) + sum(map(len, self._old_sizes.values()))
 
     @property
     def size_bytes(self) -> int:
@@ -58,28 +59,32 @@ class StateCache:
             self._age()
         missing: dict[Any, None] = {}  # no set: what is loaded first must not hang on how texts are hashed
         for operator in self._operators:
-            young, old = self.state[operator], self._old[operator]
+            young, old, old_sizes = self.state[operator], self._old[operator], self._old_sizes[operator]
             # Not `keys - young.keys()`: that walks through the whole cache.
             for key in [key for key in keys if key not in young]:
                 if key in old:
                     young[key] = old.pop(key)
-                    size = self._old_sizes.pop((operator, key), 0)
+                    size = old_sizes.pop(key, 0)
                     self._old_bytes -= size
-                    self._count(operator, key, size)
+                    self._count(operator, [key], [size])
                 else:
                     missing[key] = None
         if missing:
             self._take(load(missing))
 
-    def note_size(self, operator: str, key: Any, size: int) -> None:
-        """The encoded size of a value that was just written; 0 for one that was deleted."""
-        self._count(operator, key, size + _OVERHEAD_BYTES if size else 0)
+    def note_sizes(self, operator: str, keys: Sequence[Any], sizes: Iterable[int]) -> None:
+        """The encoded sizes of values that were just written."""
+        self._count(operator, keys, [size + _OVERHEAD_BYTES for size in sizes])
 
-    def _count(self, operator: str, key: Any, full: int) -> None:
-        at = (operator, key)
-        self._bytes += full - self._sizes.pop(at, 0)
-        if full:
-            self._sizes[at] = full
+    def note_gone(self, operator: str, keys: Iterable[Any]) -> None:
+        """Values that were just deleted."""
+        known = self._sizes[operator]
+        self._bytes -= sum(known.pop(key, 0) for key in keys)
+
+    def _count(self, operator: str, keys: Sequence[Any], full: Sequence[int]) -> None:
+        known = self._sizes[operator]
+        self._bytes += sum(full) - sum(map(known.get, keys, repeat(0)))
+        known.update(zip(keys, full, strict=True))
 
     def _take(self, loaded: dict[str, list[tuple[Any, bytes | None]]]) -> None:
         for operator, rows in loaded.items():
@@ -92,10 +97,10 @@ class StateCache:
                         raise ForeignData(
                             f"the state of the key {shown(key, 100)} in {operator!r} is none of ours: {error}", HINT
                         ) from error
-                    self.note_size(operator, key, len(data))
+                    self.note_sizes(operator, [key], [len(data)])
 
     def _age(self) -> None:
         self._old, self._old_sizes, self._old_bytes = self.state, self._sizes, self._bytes
         self.state = {operator: {} for operator in self._operators}
-        self._sizes = {}
+        self._sizes = {operator: {} for operator in self._operators}
         self._bytes = 0

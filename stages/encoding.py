@@ -5,13 +5,15 @@ Batches are encoded whole. A record that cannot be stored raises EncodingError w
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
 from typing import Any, Final
 
-from pipeline.codec import encode_value, state_field, timer_member
+from pipeline.codec import encode_values, state_field, timer_member
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
-from pipeline.keying import group_of
-from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, stream_name
+from pipeline.keying import GROUPS, group_of
+from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, echo_name, stream_name
 from pipeline.records import Batch
 from pipeline.routing import Router, payloads
 from pipeline.store import keys
@@ -30,6 +32,7 @@ class StepEncoder:
         self._limits = plan.limits
         self._stage = stage
         self._fields: dict[str, dict[Any, tuple[int, bytes]]] = {}
+        self._groups = [keys.state(job, stage.index, group) for group in range(GROUPS)]
         self._routers = {edge: Router(plan.stage(to).serving) for edge, to in stage.exchanges.items()}
         self._inboxes = {
             edge: [Target.partition(job, to, number) for number in range(plan.stage(to).serving)]
@@ -37,6 +40,9 @@ class StepEncoder:
         }
         streams = {sink.name: stream_name(sink) for sink in plan.sinks if sink.format in STREAM_FORMATS}
         self._streams = {name: Target.stream(job, streams[name]) for name in stage.sinks if name in streams}
+        self._echoes = {
+            name: Target.stream(job, echo_name(name), is_counted=False) for name in stage.sinks if plan.has_echoes
+        }
 
     def everywhere(self) -> list[Target]:
         """Every target of the stage: control goes to all of them."""
@@ -52,6 +58,8 @@ class StepEncoder:
                     found.setdefault(targets[number], []).extend(self._entries(part))
             elif edge in self._streams:
                 found.setdefault(self._streams[edge], []).extend(self._entries(batch))
+        for edge in self._echoes.keys() & step.outputs.keys():
+            found.setdefault(self._echoes[edge], []).extend(self._entries(step.outputs[edge]))
         return found
 
     def _entries(self, batch: Batch) -> list[Output]:
@@ -59,36 +67,46 @@ class StepEncoder:
 
     def state(self, step: Step, cache: StateCache) -> list[Write]:
         """The changed keys by key group. Raises EncodingError for a state that cannot be stored."""
-        sets: dict[int, list[Any]] = {}
-        gone: dict[int, list[Any]] = {}
+        sets: defaultdict[int, list[bytes]] = defaultdict(list)
+        gone: defaultdict[int, list[bytes]] = defaultdict(list)
         for operator, changed in step.changed.items():
-            held, fields = cache.state[operator], self._fields_of(operator)
-            for key in changed:
-                group, field = fields.get(key) or self._remember(fields, operator, key)
-                if key in held:
-                    data = encode_value(held[key])
-                    if len(data) > self._limits.record_bytes:
-                        raise EncodingError(f"the state of key {key!r} in {operator!r} has {len(data)} bytes")
-                    sets.setdefault(group, []).extend((field, data))
-                    cache.note_size(operator, key, len(data))
-                else:
-                    gone.setdefault(group, []).append(field)
-                    cache.note_size(operator, key, 0)
-        index = self._stage.index
-        writes = [Write("HSET", keys.state(self._job, index, group), values) for group, values in sets.items()]
-        writes += [Write("HDEL", keys.state(self._job, index, group), values) for group, values in gone.items()]
-        return writes
+            held = cache.state[operator]
+            without = changed.difference(held)
+            kept = list(changed - without if without else changed)
+            values = encode_values([held[key] for key in kept])
+            sizes = list(map(len, values))
+            if max(sizes, default=0) > self._limits.record_bytes:
+                raise self._too_large(operator, kept, sizes)
+            for (group, field), value in zip(self._places(operator, kept), values, strict=True):
+                pairs = sets[group]
+                pairs.append(field)
+                pairs.append(value)
+            cache.note_sizes(operator, kept, sizes)
+            if without:
+                for group, field in self._places(operator, without):
+                    gone[group].append(field)
+                cache.note_gone(operator, without)
+        writes = [Write("HSET", self._groups[group], values) for group, values in sets.items()]
+        return writes + [Write("HDEL", self._groups[group], fields) for group, fields in gone.items()]
 
-    def _fields_of(self, operator: str) -> dict[Any, tuple[int, bytes]]:
-        """Key -> its group and field, as far as remembered: making them costs more than the value's encoding."""
-        fields = self._fields.setdefault(operator, {})
-        if len(fields) > _KEYS_KEPT:
-            fields.clear()
-        return fields
+    def _too_large(self, operator: str, keys_: list[Any], sizes: list[int]) -> EncodingError:
+        key, size = next(
+            (key, size) for key, size in zip(keys_, sizes, strict=True) if size > self._limits.record_bytes
+        )
+        return EncodingError(f"the state of key {key!r} in {operator!r} has {size} bytes")
 
-    def _remember(self, fields: dict[Any, tuple[int, bytes]], operator: str, key: Any) -> tuple[int, bytes]:
-        at = fields[key] = (group_of(key), state_field(operator, key))
-        return at
+    def _places(self, operator: str, wanted: Collection[Any]) -> list[tuple[int, bytes]]:
+        """The group and field of each key; remembered, since making them costs more than the value's encoding."""
+        known = self._fields.setdefault(operator, {})
+        try:
+            return [known[key] for key in wanted]
+        except KeyError:
+            if len(known) > _KEYS_KEPT:
+                known.clear()
+            for key in wanted:
+                if key not in known:
+                    known[key] = (group_of(key), state_field(operator, key))
+            return [known[key] for key in wanted]
 
     def timers(self, step: Step) -> list[Write]:
         """The changes of the timer index."""

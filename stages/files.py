@@ -60,6 +60,12 @@ class StagedFiles:
         self._knows_earlier = False
         self.publishing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered while a part is made: a large one takes its time, and no record is to blame."""
+        self.number: Callable[[], int] | None = None
+        """Where several processes write under one term: gives each file a number that is greater than all before.
+
+        It is asked at a file's first row, so files are in the order of the commits that name them. The files of others
+        under this term may grow yet: they become parts when the term has ended.
+        """
 
     def begin(self) -> None:
         """The steps so far have been committed: what is full becomes a part. Raises SinkError, StoreError."""
@@ -115,7 +121,8 @@ class StagedFiles:
                 continue
             file = self._files.get(sink)
             if file is None:
-                file = self._files[sink] = StagingFile.create(plan, self._job, *self._place, self._attempt)
+                number = self._attempt if self.number is None else self.number()
+                file = self._files[sink] = StagingFile.create(plan, self._job, *self._place, number)
                 self._since[sink] = self._clock()
             file.write(batch)
             facts[sink] = file.sync()
@@ -160,7 +167,8 @@ class StagedFiles:
                 remove_unnamed(self._plans[sink], self._job, self._place, [facts.file for facts in mine])
 
     def _is_mine(self, facts: StagedFacts) -> bool:
-        return staged_order(facts.file)[:2] == self._place[:2]
+        order = staged_order(facts.file)
+        return order[:2] == self._place[:2] and (self.number is None or order[2] < self._place[2])
 
     def _publish(self, sink: str, facts: StagedFacts, *, is_own: bool) -> None:
         if facts.records:

@@ -31,17 +31,27 @@ from pipeline.errors import (
 )
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
+from pipeline.pools import POOL
+from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.validation import NAME as POOL_NAME
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
 from stages.nursery import forking
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
+from stages.streaming.starting import (
+    ENGINE_VARIABLE,
+    MASTER_VARIABLE,
+    STREAM_PROGRAM,
+    STREAM_WORKER,
+    stream_variables,
+)
 from stages.supervision import PYTHON, WORKER, ChildSpec, Starter
 
 LOOK_SECONDS: Final = 0.5
@@ -73,18 +83,24 @@ class MemberSettings:
     node: str = ""
     processes: int = 1
     """With more than one, workers are called after the node."""
+    pool: str = POOL
+    """Its workers run the stages of this pool only."""
     is_once: bool = False
     """It ends with the job, instead of waiting until that works again."""
+    spark: str | None = None
+    """The master of Spark where the one worker is a streaming query; empty for this host, None for Celery's workers."""
 
     @property
     def workers(self) -> list[str]:
         if self.worker:
             return [self.worker]
+        if self.spark is not None:
+            return [f"{self.node}.{STREAM_WORKER}"]
         return [f"{self.node}.w{number}" for number in range(self.processes)]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
-        """Raises EnvironmentFault that names what is missing, or a worker's name that is none."""
+        """Raises EnvironmentFault that names what is missing, or a worker's name that is none; PipelineError."""
         names = ("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_PIPELINE")
         missing = [name for name in names if not environment.get(name)]
         if missing:
@@ -100,8 +116,17 @@ class MemberSettings:
             )
         if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
             raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
+        pool = environment.get("CELERIAC_POOL") or POOL
+        if not POOL_NAME.fullmatch(pool):
+            raise EnvironmentFault(
+                f"CELERIAC_POOL is no name: {pool!r}",
+                hint="use letters, digits, '_' and '-', a letter first, at most 64",
+            )
         url, job, target = (environment[name] for name in names)
-        return cls(url, job, target, worker, node, processes, is_once)
+        check_one_server(url, "a job is on one: give a member that of its job")
+        url = in_order(url, parse_networks(environment.get(NETWORK_VARIABLE, "")))
+        spark = environment.get(MASTER_VARIABLE, "") if environment.get(ENGINE_VARIABLE) == "spark" else None
+        return cls(url, job, target, worker, node, processes, pool, is_once, spark)
 
 
 class JobWatch:
@@ -257,9 +282,15 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
         "CELERIAC_PIPELINE": (wanted.target if wanted else "") or settings.target,
         "CELERIAC_WORKER": name,
         "CELERIAC_NODE": settings.node,
+        "CELERIAC_POOL": settings.pool,
+        "CELERIAC_SIZED": "",
     }
     version = wanted.encode() if wanted else ""
-    return ChildSpec(name, (*PYTHON, "stages.main"), variables, WORKER, True, _OUTPUT, earlier, version)
+    program = (*PYTHON, "stages.main")
+    if settings.spark is not None:
+        program = STREAM_PROGRAM
+        variables |= stream_variables(settings.spark, 0.0)
+    return ChildSpec(name, program, variables, WORKER, True, _OUTPUT, earlier, version)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:

@@ -21,7 +21,7 @@ from typing import Final
 from pipeline.cli.nodes import NodeSettings
 from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
-from pipeline.scaling.settings import POOL
+from pipeline.pools import POOL
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
@@ -32,6 +32,7 @@ from stages.agent import Agent
 from stages.nursery import forking
 from stages.rolling import Rolling
 from stages.sizing import Sizing
+from stages.streaming.starting import STREAM_PROGRAM, STREAM_WORKER, stream_variables
 from stages.supervision import PYTHON, WORKER, ChildSpec, ChildState, ChildStatus, Starter
 
 LEADER: Final = "leader"
@@ -40,6 +41,9 @@ SOURCE: Final = "source"
 SOURCE_RESTARTS: Final = 5
 LEADER_DEATHS: Final = 8
 """So many deaths in a row, each soon after the start, are no bad luck."""
+
+_OF_POOL: Final = "-w"
+"""Between a pool and a number. Nodes that join call their workers `node.w0`, and a pool's name has no dot."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -84,9 +88,10 @@ def run_node(settings: NodeSettings, stop: threading.Event, starter: Starter) ->
     threads = [threading.Thread(target=watch.run, args=(stop,), name="watch")]
     rolling = Rolling(agent, AgentLink(_scripts(settings), settings.job), partial(named_spec, settings), wanted)
     threads.append(threading.Thread(target=rolling.run, args=(stop,), name="rolling"))
-    if settings.is_scaled:
-        sizing = Sizing(agent, AgentLink(_scripts(settings), settings.job), partial(_next_spec, settings, rolling))
-        threads.append(threading.Thread(target=sizing.run, args=(stop,), name="sizing"))
+    for pool in [*([POOL] if settings.is_scaled else []), *settings.scaled_pools]:
+        own_link = AgentLink(_scripts(settings), settings.job)
+        sizing = Sizing(agent, own_link, partial(_next_spec, settings, rolling, pool), pool=pool)
+        threads.append(threading.Thread(target=sizing.run, args=(stop,), name=f"sizing {pool}"))
     try:
         agent.start()
         for thread in threads:
@@ -136,9 +141,15 @@ def child_specs(
     # One name for all incarnations, so that each finds the queue of the one before.
     leader_env = {**common, "CELERIAC_LEADER": keys.own_leader_name(settings.job)}
     leader = ChildSpec("leader", (*PYTHON, "leader.main"), leader_env, LEADER, True, logs / "leader.log")
-    specs = [leader] if settings.workers else []  # one without workers feeds a job that others lead
-    for number in range(settings.workers):
-        spec = worker_spec(settings, number, earlier)
+    specs = [leader] if settings.has_leader else []
+    workers = [
+        worker_spec(settings, number, earlier, pool)
+        for pool, count in {POOL: settings.workers, **settings.pools}.items()
+        for number in range(count)
+    ]
+    if settings.spark is not None:
+        workers = [stream_spec(settings, earlier)]
+    for spec in workers:
         specs.append(_as_wanted(spec, wanted_for(dict(rollout), spec.name)))
     for number, source in enumerate(settings.sources):
         name = f"source {source}"
@@ -148,26 +159,49 @@ def child_specs(
     return specs
 
 
-def worker_spec(settings: NodeSettings, number: int, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
-    """The worker of that number. `earlier`: as from `earlier_incarnations`."""
-    name = f"w{number}"
+def worker_spec(
+    settings: NodeSettings, number: int, earlier: Mapping[str, int] = MappingProxyType({}), pool: str = POOL
+) -> ChildSpec:
+    """The worker of that number in its pool. `earlier`: as from `earlier_incarnations`."""
+    name = f"w{number}" if pool == POOL else f"{pool}{_OF_POOL}{number}"
+    is_sized = settings.is_scaled if pool == POOL else pool in settings.scaled_pools
     env = {
         **_common(settings),
         "CELERIAC_WORKER": name,
         "CELERIAC_NODE": settings.node,
-        "CELERIAC_POOL": POOL if settings.is_scaled else "",
+        "CELERIAC_POOL": pool,
+        "CELERIAC_SIZED": "1" if is_sized else "",
     }
     log = Path(settings.logs) / f"{name}.log"
     return ChildSpec(name, (*PYTHON, "stages.main"), env, WORKER, True, log, earlier.get(name, 0))
 
 
+def stream_spec(settings: NodeSettings, earlier: Mapping[str, int] = MappingProxyType({})) -> ChildSpec:
+    """The one worker that is a streaming query of Spark."""
+    assert settings.spark is not None
+    env = {
+        **_common(settings),
+        "CELERIAC_WORKER": STREAM_WORKER,
+        "CELERIAC_NODE": settings.node,
+        **stream_variables(settings.spark, settings.spark_interval_seconds),
+    }
+    log = Path(settings.logs) / f"{STREAM_WORKER}.log"
+    return ChildSpec(STREAM_WORKER, STREAM_PROGRAM, env, WORKER, True, log, earlier.get(STREAM_WORKER, 0))
+
+
 def named_spec(settings: NodeSettings, name: str, wanted: Wanted | None) -> ChildSpec:
     """The worker of that name, with the version that is wanted of it."""
-    return _as_wanted(worker_spec(settings, int(name.removeprefix("w"))), wanted)
+    if settings.spark is not None:
+        return _as_wanted(stream_spec(settings), wanted)
+    pool, _, number = name.rpartition(_OF_POOL)
+    spec = worker_spec(settings, int(number), pool=pool) if pool else worker_spec(settings, int(name[1:]))
+    return _as_wanted(spec, wanted)
 
 
-def _next_spec(settings: NodeSettings, rolling: Rolling, number: int, earlier: Mapping[str, int]) -> ChildSpec:
-    spec = worker_spec(settings, number, earlier)
+def _next_spec(
+    settings: NodeSettings, rolling: Rolling, pool: str, number: int, earlier: Mapping[str, int]
+) -> ChildSpec:
+    spec = worker_spec(settings, number, earlier, pool)
     return _as_wanted(spec, wanted_for(rolling.known, spec.name))
 
 

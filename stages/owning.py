@@ -42,7 +42,7 @@ class Owning(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._worker: Worker = parent.app.celeriac_worker
-        self._pool: str = parent.app.celeriac_pool
+        self._told: dict[str, Any] = parent.app.celeriac_told
         self._node: str = parent.app.celeriac_node
         self._shares = Shares()
         self._bell = Bell()
@@ -86,7 +86,7 @@ class Owning(bootsteps.StartStopStep):
 
     def _report(self) -> dict[str, Any]:
         now = monotonic()
-        told = {"consuming": self._is_consuming, "pid": os.getpid(), "pool": self._pool}
+        told = {"consuming": self._is_consuming, "pid": os.getpid(), **self._told}
         told |= {"node": self._node, "code": self._code}
         self._shares.note(now, self._worker.busy.places(now))
         held = self._worker.holdings()

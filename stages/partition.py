@@ -12,7 +12,7 @@ from typing import Any, Final
 from pipeline.errors import SinkAway
 from pipeline.keying import groups_of_partition
 from pipeline.messages import Barrier, Table
-from pipeline.positions import Position
+from pipeline.positions import Position, Reach
 from pipeline.records import MAX_TIME, MIN_TIME, Batch, Timer
 from pipeline.settings import Limits
 from pipeline.sinks.effects import Bound
@@ -120,6 +120,8 @@ class PartitionOwner:
         self.wait_reason = ""
         self.foreign = ""
         """After FOREIGN_KEY: the key, or the key and a field."""
+        self.until: Reach | None = None
+        """Slices go so far only, and yield there. None: to the end of the inbox."""
         self._away = 0
         self._expected = context.expected_senders()
         is_per_batch = bool(effects) or any(node.protocol == "lines" for node in context.kernel.externals)
@@ -177,6 +179,10 @@ class PartitionOwner:
         """`publishing` is entered while a file of its sinks becomes a part."""
         self._sinks.tell_publishing(publishing)
 
+    def number_files(self, number: Callable[[], int]) -> None:
+        """Others work under the same token: `number` gives staging files of it numbers that grow for all of them."""
+        self._sinks.number_files(number)
+
     def close(self) -> None:
         self._sinks.close()
 
@@ -200,6 +206,8 @@ class PartitionOwner:
         commit = self._held or self._reading()
         while True:
             if self._held is None and self._inbox:
+                if self.until is not None and self.until.is_at(self.position):
+                    return SliceEnd.YIELDED
                 try:
                     commit = self._next(deadline)
                 except SinkAway as away:
@@ -295,6 +303,8 @@ class PartitionOwner:
         limit = 1 if is_alone else self._pace.allowance()
         if self._bound is not None:
             limit = min(limit, max(1, self.position.records_to(self._bound.end)))
+        if self.until is not None:
+            limit = min(limit, self.until.most_from(self.position))
         item = self._inbox.take(limit)
         fired = 0
         match item:

@@ -1,4 +1,5 @@
-"""Keeps as many workers on this node as Redis says are wanted: starts the next numbers, lets the highest ones go.
+"""Keeps as many workers of a pool on this node as Redis says are wanted: starts the next numbers, and lets the
+highest ones go.
 
 A worker that is to go owns nothing before it is asked to end: the leader gives its partitions away while it still
 works on them.
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from pipeline.pools import POOL
 from pipeline.store.agents import AgentLink
 from stages.agent import Agent
 from stages.looking import look_again
@@ -31,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Sizing:
-    """Follows the wanted number. `spec_of` makes the spec of worker number n, with the incarnations before it.
+    """Follows the wanted number. `spec_of` makes the spec of the pool's worker number n, with the incarnations before.
 
     Runs in a thread of its own, with a link of its own.
     """
@@ -40,6 +42,7 @@ class Sizing:
     link: AgentLink
     spec_of: Callable[[int, Mapping[str, int]], ChildSpec]
     clock: Callable[[], float] = time.monotonic
+    pool: str = POOL
     _leaving: dict[str, float] = field(default_factory=dict)
     """Worker that is to go -> when it is asked to end at the latest."""
 
@@ -49,7 +52,7 @@ class Sizing:
 
     def run_once(self) -> None:
         """One look. Raises StoreError, UnknownJob."""
-        wanted = self.link.workers_wanted()
+        wanted = self.link.workers_wanted(self.pool)
         if wanted is None:
             return
         workers = {child.name: child for child in self.agent.children() if child.role == WORKER}

@@ -49,6 +49,10 @@ class StagedSinks:
         """`publishing` is entered while a file becomes a part."""
         self._files.publishing = publishing
 
+    def number_files(self, number: Callable[[], int]) -> None:
+        """As `StagedFiles.number`."""
+        self._files.number = number
+
     def begin(self, position: Position) -> Bound | None:
         """A step begins here, and those before it have been committed; where it must end, if effects say so.
 

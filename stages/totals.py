@@ -37,7 +37,11 @@ class Totals:
         if letters:
             self._letters += letters
             commit.meta["letters"] = self._letters
-        given = {target.name: sum(out.count for out in outputs) for target, outputs in commit.outputs.items()}
+        given = {
+            target.name: sum(out.count for out in outputs)
+            for target, outputs in commit.outputs.items()
+            if target.is_counted
+        }
         given.update(commit.sunk)
         if any(given.values()):
             for target, count in given.items():

@@ -12,7 +12,16 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from pipeline.errors import CeleriacError, ForeignData, JobStateError, SinkAhead, SinkError, StoreError, UnknownJob
+from pipeline.errors import (
+    CeleriacError,
+    ForeignData,
+    JobStateError,
+    RecordFailed,
+    SinkAhead,
+    SinkError,
+    StoreError,
+    UnknownJob,
+)
 from pipeline.graph import Graph
 from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
@@ -133,6 +142,10 @@ class Worker:
         # Stages that are paused by command. Their places keep their ring flags, and are served when that is over.
         self._still: frozenset[int] = frozenset()
         self.on_pause: Callable[[float], None] = _nobody_waits
+        self.code = ""
+        """The version of the pipeline that it runs; nothing where nobody says."""
+        self.is_outdated = False
+        """The job was promoted to another version: it does no work any more, and its agent starts it anew."""
 
     @property
     def places(self) -> list[Place]:
@@ -157,6 +170,8 @@ class Worker:
         These are new, or their last slice was cut off, or their back-off is over. A partition of which Redis holds
         what we have not written fails the job. Raises StoreError.
         """
+        if self.is_outdated:
+            return []
         mine, asked = self.ownership.table()
         rows = {(row.stage, row.partition): row for row in mine}
         for place, owner in list(self._owned.items()):
@@ -282,8 +297,24 @@ class Worker:
             return self._fail(place, error)
         except StoreError as error:
             return self._cut_off(place, error)
+        except RecordFailed as error:
+            return self._fail_by(place, error)
         except CeleriacError as error:
             return self._fail(place, error)
+
+    def _fail_by(self, place: Place, error: RecordFailed) -> SliceEnd:
+        """Not by a record of which somebody else had the position meanwhile: it may have met what he has written."""
+        owner = self._owned.get(place)
+        try:
+            stand = self.ownership.acquire(owner.row) if owner is not None else None
+        except StoreError as away:
+            return self._cut_off(place, away)
+        if owner is not None and stand is not None and stand.position == owner.position:
+            return self._fail(place, error)
+        logger.info("a record failed behind its time, and is left to others: %s: %s", self._named(place), error)
+        self._stale.add(place)
+        self._unserved.add(place)
+        return SliceEnd.STALE
 
     def _run(self, place: Place, owner: PartitionOwner, deadline: float | None, is_again: bool) -> SliceEnd:
         self._unserved.discard(place)
@@ -423,6 +454,8 @@ class Worker:
             if acquired is None or acquired.table == self._table:
                 break
             self._renew()
+            if self.is_outdated:
+                return None
         if acquired is not None and acquired.switch and groups:
             groups = sorted({*groups, *held_groups(stage, row.partition, acquired.before)})
             acquired = self.ownership.acquire(row, groups)
@@ -434,6 +467,9 @@ class Worker:
         A stage whose partitions are others is served before all else: who gets keys waits for those that give them.
         """
         record = self._jobs.read(self.ownership.job)
+        if self.code and record.code not in ("", self.code):
+            self._leave_off(record.code)
+            return
         self._table = record.table
         if record.plan == self.plan:
             return
@@ -450,6 +486,19 @@ class Worker:
         self._stale.update(self._owned)
         serving = ", ".join(f"{stage.name} {stage.serving}" for stage in self.plan.stages)
         logger.info("the partitions are others by now: job=%s table=%d: %s", record.job, record.table, serving)
+
+    def _leave_off(self, code: str) -> None:
+        """Its version does not know the table that commits need by now, and never learns it."""
+        logger.warning(
+            "the job was promoted to version %s, this is %s: job=%s worker=%s",
+            code,
+            self.code,
+            self.ownership.job,
+            self.ownership.worker,
+        )
+        self.is_outdated = True
+        for place in list(self._owned):
+            self._drop(place)
 
     def halt(self, run: str, lines: list[str], ownership: Ownership | None = None) -> None:
         """Says what Redis has lost. Also called by the pulse, with a connection of its own. Raises StoreError."""

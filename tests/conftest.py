@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--redis-fsync", choices=("no", "everysec", "always"), default="no")
+
+
+@pytest.fixture(autouse=True)
+def logging_on() -> Iterator[None]:
+    """`celeriac verify` silences its process for good, which here is that of the next tests."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,11 @@ class CuttingProxy:
         assert self._server is not None
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
+    @property
+    def connections(self) -> int:
+        """How many are open; each counts twice, once for either end."""
+        return len(self._writers)
+
     def cut(self, chance: random.Random, share: float) -> int:
         """Cuts about this share of the connections, with whatever is on its way; how many."""
 

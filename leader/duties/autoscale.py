@@ -6,6 +6,7 @@ Where more workers could not share a stage, it also begins to give that more par
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 from pipeline.errors import Busy, JobStateError
@@ -34,19 +35,27 @@ class Autoscale:
         self._operations = operations
         self._history = History()
         self._look_at_ms = 0
-        self._last: Kind | None = None
+        self._last: dict[str, Kind] = {}
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
-        record = facts.record
-        if record.scaling is None or facts.now_ms < self._look_at_ms:
+        if not facts.record.scaled or facts.now_ms < self._look_at_ms:
             return {}
         self._look_at_ms = facts.now_ms + LOOK_MS
         self._history.add(facts)
-        decision = decide(facts, record.scaling, self._history.load(facts, record.scaling))
+        counts: Counter[str] = Counter()
+        for pool in facts.record.scaled:
+            counts.update(self._size(facts, token, pool))
+        return dict(counts)
+
+    def _size(self, facts: JobFacts, token: str, pool: str) -> dict[str, int]:
+        """One pool. What all pools must do follows from the same look, so that they change together."""
+        record = facts.record
+        scaling = record.scaled[pool].scaling
+        decision = decide(facts, scaling, self._history.load(facts, scaling, pool), pool)
         counts = self._repartition(facts, token, decision.repartition) if decision.repartition else {}
-        is_news = decision.is_news(self._last)
+        is_news = decision.is_news(self._last.get(pool))
         if decision.kind is not Kind.WAITING:
-            self._last = decision.kind
+            self._last[pool] = decision.kind
         if not is_news or not self._store.decide(record.job, token, decision) or not decision.is_change:
             return counts
         logger.info(

@@ -25,9 +25,12 @@ WARM_UP_MS: Final = 10_000
 
 
 def is_uneven(facts: JobFacts) -> bool:
-    """True when one worker is too busy while another has time."""
-    shares = [busy_share(worker) for worker in facts.workers if not worker.is_reported_dead]
-    return bool(shares) and max(shares) > BUSY and min(shares) < RESTED
+    """True when one worker is too busy while another of its pool has time."""
+    shares: dict[str, list[float]] = {}
+    for worker in facts.workers:
+        if not worker.is_reported_dead:
+            shares.setdefault(worker.pool, []).append(busy_share(worker))
+    return any(max(each) > BUSY and min(each) < RESTED for each in shares.values())
 
 
 def evening(able: Collection[WorkerFacts], kept: Collection[PartitionFacts]) -> tuple[PartitionFacts, str] | None:

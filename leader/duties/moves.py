@@ -33,10 +33,11 @@ class Why(StrEnum):
     LEAVING = "their worker is to end"
     DRAINED = "their node is drained"
     BALANCED = "evening out the load"
+    POOL = "their worker is of another pool"
     NEW_SERVER = "owners before the last restart or halt have ended"
 
 
-PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED, Why.BALANCED})
+PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED, Why.BALANCED, Why.POOL})
 """Moves away from an owner that lives and works: it is asked first, and a few are moved at a time."""
 
 
@@ -111,6 +112,16 @@ class _Scene:
             for name, one in self.live.items()
             if name not in self.stuck and not is_stopping(one) and not one.is_leaving and one.node not in facts.drained
         }
+        self._of_pool: dict[str, dict[str, WorkerFacts]] = {}
+        for name, one in self.able.items():
+            self._of_pool.setdefault(one.pool, {})[name] = one
+
+    def pool(self, stage: int) -> str:
+        return self.facts.record.plan.pool_of(stage)
+
+    def able_for(self, stage: int) -> Mapping[str, WorkerFacts]:
+        """The able workers of the stage's pool."""
+        return self._of_pool.get(self.pool(stage), {})
 
     def judge(self, part: PartitionFacts) -> Why | None:
         """Why the partition needs another owner now, or None."""
@@ -121,12 +132,14 @@ class _Scene:
             return Why.TAKEN_OVER
         if part.owner in self.live:
             if owner.incarnation != part.incarnation:
-                return Why.RETURNED if part.owner in self.able else Why.TAKEN_OVER
+                return Why.RETURNED if part.owner in self.able_for(part.stage) else Why.TAKEN_OVER
             if part.owner in self.stuck:
                 return Why.STUCK
             if owner.is_leaving:
                 return Why.LEAVING
-            return Why.DRAINED if owner.node in self.facts.drained else None
+            if owner.node in self.facts.drained:
+                return Why.DRAINED
+            return Why.POOL if owner.pool != self.pool(part.stage) else None
         return None if self._may_return(owner) else Why.TAKEN_OVER
 
     def _may_return(self, owner: WorkerFacts) -> bool:
@@ -143,7 +156,7 @@ class _Scene:
 
     def aim(self, part: PartitionFacts) -> Aim | None:
         """Where it is meant to go, while that worker is able to take it."""
-        able = self.able.get(part.aim.worker) if part.aim else None
+        able = self.able_for(part.stage).get(part.aim.worker) if part.aim else None
         return part.aim if part.aim and able and able.incarnation == part.aim.incarnation else None
 
     def is_overdue(self, part: PartitionFacts, aim: Aim) -> bool:
@@ -178,8 +191,9 @@ class _Scene:
 def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
     """The moves of this round; none while no worker is able to take anything, or a new server is not adopted.
 
-    A partition whose owner lives, and is to have work, stays, except to level towards a worker that owns nothing. Done
-    ones need no owner. One that is on its way counts for the worker that it goes to.
+    A partition goes to able workers of its stage's pool only: while there is none, it stays where it is. One whose
+    owner lives, and is to have work, stays too, except to level towards a worker that owns nothing. Done ones need no
+    owner. One that is on its way counts for the worker that it goes to.
     """
     scene = _Scene(facts, outlook)
     if not scene.able or run_id != facts.record.run_id:
@@ -196,13 +210,13 @@ def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
         if aim is not None and (why is None or why in PLANNED):
             underway.append((part, aim))
             loads.add(aim.worker, part.stage)
-        elif why is not None:
+        elif why is not None and scene.able_for(part.stage):
             homeless.append((part, why))
         elif part.owner in scene.live:
-            if part.aim is not None:
-                moves.append(_staying(part))
-            kept.append(part)
             loads.add(part.owner, part.stage)
+            if why is None:
+                kept.append(part)
+                moves += [_staying(part)] if part.aim is not None else []
     moves += [_placed(scene, loads, part, why) for part, why in sorted(homeless, key=_returned_first)]
     wanted = [move for move in moves if move.how is How.PLAN] + _levelling(scene, loads, kept)
     done_now = [move for move in moves if move.how is not How.PLAN]
@@ -250,18 +264,27 @@ def _placed(scene: _Scene, loads: _Loads, part: PartitionFacts, why: Why) -> Mov
     elif (aim := scene.aim(part)) is not None:
         worker = aim.worker
     else:
-        worker = loads.least(part.stage, scene.able)
+        worker = loads.least(part.stage, scene.able_for(part.stage))
     loads.add(worker, part.stage)
     return scene.move(part, worker, why, How.PLAN if why in PLANNED else How.ASSIGN)
 
 
 def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list[Move]:
-    """Moves towards able workers that own nothing, until nobody has two more than they.
+    """Moves towards able workers that own nothing, until nobody of their pool has two more than they.
 
     What is on its way to them counts: a leader that dies among its plans has a successor that plans the rest.
     """
     owners = {part.owner for part in scene.facts.partitions if not part.is_through}
     fresh = [name for name, one in scene.able.items() if name not in owners and not _is_settling(scene, one)]
+    moves = []
+    for pool in dict.fromkeys(scene.able[name].pool for name in fresh):
+        same = [part for part in kept if scene.pool(part.stage) == pool]
+        moves += _levelled(scene, loads, [name for name in fresh if scene.able[name].pool == pool], same)
+    return moves
+
+
+def _levelled(scene: _Scene, loads: _Loads, fresh: list[str], kept: list[PartitionFacts]) -> list[Move]:
+    """Those of one pool."""
     held: dict[str, list[PartitionFacts]] = {}
     for part in kept:
         held.setdefault(part.owner, []).append(part)
@@ -284,8 +307,12 @@ def _balancing(scene: _Scene, kept: list[PartitionFacts]) -> list[Move]:
     since_ms = scene.outlook.uneven_since_ms
     if not since_ms or scene.facts.now_ms - since_ms < WARM_UP_MS:
         return []
-    found = evening(list(scene.able.values()), kept)
-    return [scene.move(found[0], found[1], Why.BALANCED, How.PLAN)] if found is not None else []
+    for pool in scene.facts.record.plan.pools():
+        able = [one for one in scene.able.values() if one.pool == pool]
+        found = evening(able, [part for part in kept if scene.pool(part.stage) == pool])
+        if found is not None:
+            return [scene.move(found[0], found[1], Why.BALANCED, How.PLAN)]
+    return []
 
 
 def _is_settling(scene: _Scene, worker: WorkerFacts) -> bool:

@@ -11,18 +11,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import assert_never
+from typing import Final, assert_never
 
 from leader.duties.moves import PLANNED, How, Move, Why, decide
 from leader.duties.outlook import Outlook
 from leader.roster import Hand, Identity, identity, is_live, stuck_hands
 from pipeline.facts import JobFacts
+from pipeline.nodes import unserved_stages
 from pipeline.store.leadership import Leadership
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import ticket
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_MS: Final = 5_000
+"""A stage without a worker for longer than this is told of."""
 
 _EXPECTED = PLANNED | {Why.FIRST, Why.NEW_SERVER}
 
@@ -62,11 +66,13 @@ class Placement:
         self._rng = rng
         self._outlook = Outlook()
         self._told: set[tuple[Identity, str, str]] = set()
+        self._unserved: dict[str, int] = {}
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
         run_id = self._run_id()
         self._outlook = self._outlook.after(facts)
         self._tell_stuck(facts)
+        self._tell_unserved(facts)
         moves = decide(facts, run_id, self._outlook)
         for move in _first_planned(facts, moves):
             self._apply(facts.record.job, token, move)
@@ -119,6 +125,17 @@ class Placement:
                     stuck.worker[0],
                 )
         self._told = set(found)
+
+    def _tell_unserved(self, facts: JobFacts) -> None:
+        """Once, when a stage has had no worker for longer than workers take to come."""
+        found = unserved_stages(facts)
+        for stage, why in found.items():
+            since_ms = self._unserved.get(stage, facts.now_ms)
+            if since_ms and facts.now_ms - since_ms >= PATIENCE_MS:
+                logger.warning("nobody can run a stage: job=%s stage=%s %s", facts.record.job, stage, why)
+                since_ms = 0
+            self._unserved[stage] = since_ms
+        self._unserved = {stage: at for stage, at in self._unserved.items() if stage in found}
 
 
 def _first_planned(facts: JobFacts, moves: list[Move]) -> list[Move]:

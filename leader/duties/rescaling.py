@@ -46,8 +46,8 @@ class Rescaling:
                 return self._switch(facts, token, operation)
             case Phase.SETTLING:
                 return self._settle(facts, token, operation)
-            case Phase.ROLLING | Phase.FINISHING:
-                return {}  # of upgrades, which their commands carry out
+            case Phase.ROLLING | Phase.FINISHING | Phase.COPYING | Phase.COMPARING | Phase.PROMOTING:
+                return {}  # of others, which their commands carry out
             case _ as never:
                 assert_never(never)
 

@@ -13,10 +13,12 @@ import click
 import msgspec
 
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
-from pipeline.cli.scaling import bounds, decision_lines, scaling_line
+from pipeline.cli.pools import check_pool
+from pipeline.cli.scaling import bounds, decision_lines, scaling_lines
 from pipeline.errors import JobStateError, PipelineError
 from pipeline.facts import JobFacts
 from pipeline.lifecycle import WORKING
+from pipeline.pools import POOL
 from pipeline.scaling.decision import Decision, decide
 from pipeline.scaling.history import History
 from pipeline.scaling.load import Load
@@ -88,6 +90,7 @@ def _scaling(name: str, scale: str | None, policy: str | None, times: dict[str, 
 @scaling_options(
     "--workers", "With --dry-run: other bounds than the job's own. Default for a fixed number: 1..partitions."
 )
+@click.option("--pool", metavar="NAME", help="With --dry-run: the pool to judge. Default: main.")
 @click.option(
     "--seconds",
     type=click.FloatRange(2, 600),
@@ -99,14 +102,23 @@ def _scaling(name: str, scale: str | None, policy: str | None, times: dict[str, 
 @JSON
 @DEBUG
 def autoscale(
-    job: str, redis_url: str, is_dry: bool, scaling: Scaling | None, seconds: float, last: int, as_json: bool
+    job: str,
+    redis_url: str,
+    is_dry: bool,
+    scaling: Scaling | None,
+    pool: str | None,
+    seconds: float,
+    last: int,
+    as_json: bool,
 ) -> None:
     """Show how the number of a job's workers was decided: the last changes, each with the facts it was made from."""
     if scaling is not None and not is_dry:
         raise click.UsageError("--workers goes with --dry-run; celeriac run --autoscale has a job scaled")
+    if pool is not None and not is_dry:
+        raise click.UsageError("--pool goes with --dry-run; the decisions about all pools are shown")
     scripts = Scripts(connect(redis_url))
     if is_dry:
-        decision, line = _dry_run(JobStore(scripts), job, scaling, seconds)
+        decision, line = _dry_run(JobStore(scripts), job, scaling, seconds, pool or POOL)
         click.echo(json.dumps(msgspec.to_builtins(decision), indent=2) if as_json else line)
         return
     facts = JobStore(scripts).facts(job)
@@ -115,13 +127,17 @@ def autoscale(
         click.echo(json.dumps(msgspec.to_builtins(decisions), indent=2))
         return
     fixed = "the number of workers is fixed; celeriac run --autoscale MIN..MAX has a job scaled"
-    click.echo(scaling_line(facts.record, facts.now_ms) if facts.record.scaling else fixed)
+    click.echo("\n".join(scaling_lines(facts.record, facts.now_ms)) or fixed)
     for decision in decisions:
         click.echo("\n".join(decision_lines(decision)))
 
 
-def _dry_run(store: JobStore, job: str, given: Scaling | None, seconds: float) -> tuple[Decision, str]:
-    """What a policy decides on what the job does now, and the page of it. Raises JobStateError, UnknownJob."""
+def _dry_run(store: JobStore, job: str, given: Scaling | None, seconds: float, pool: str) -> tuple[Decision, str]:
+    """What a policy decides on what a pool does now, and the page of it.
+
+    Raises JobStateError, UnknownJob, PipelineError for a pool that the job has not.
+    """
+    check_pool(store.read(job).plan, pool)
     history, until = History(), time.monotonic() + seconds
     while True:
         facts = store.facts(job)
@@ -131,32 +147,34 @@ def _dry_run(store: JobStore, job: str, given: Scaling | None, seconds: float) -
         if time.monotonic() >= until:
             break
         time.sleep(LOOK_SECONDS)
-    scaling = given or facts.record.scaling or _widest(facts)
-    load = _load(history, facts, scaling, seconds)
-    now = facts.record
-    decision = decide(facts, scaling, load)
+    size = facts.record.scaled.get(pool)
+    scaling = given or (size.scaling if size else _widest(facts, pool))
+    load = _load(history, facts, scaling, seconds, pool)
+    decision = decide(facts, scaling, load, pool)
     choice = (
         choose(load, scaling)
         if load
-        else Choice(Kind.UNKNOWN, now.workers_wanted, "a worker came or went while it was measured")
+        else Choice(Kind.UNKNOWN, decision.before, "a worker came or went while it was measured")
     )
-    before = load.wanted if load else now.workers_wanted
-    shown = Decision(facts.now_ms, choice.kind, before, choice.wanted, choice.why, scaling.policy, load, choice.needs)
-    notes = (
-        [f"it would wait: {decision.why}"] if now.scaling and decision.kind is Kind.WAITING and shown.is_change else []
-    )
+    before = load.wanted if load else decision.before
+    said = choice.kind, before, choice.wanted, choice.why
+    shown = Decision(facts.now_ms, *said, scaling.policy, load, choice.needs, pool)
+    notes = [f"it would wait: {decision.why}"] if size and decision.kind is Kind.WAITING and shown.is_change else []
     return shown, "\n".join([f"{bounds(scaling)}, nothing is changed", *decision_lines(shown), *notes])
 
 
-def _widest(facts: JobFacts) -> Scaling:
-    """For a job whose number of workers is fixed: as many as there are partitions would have something to do."""
-    return Scaling(1, max(1, min(1000, len(facts.partitions))))
+def _widest(facts: JobFacts, pool: str) -> Scaling:
+    """For a pool whose number of workers is fixed: as many as there are partitions would have something to do."""
+    plan = facts.record.plan
+    useful = sum(1 for part in facts.partitions if plan.pool_of(part.stage) == pool)
+    return Scaling(1, max(1, min(1000, useful)))
 
 
-def _load(history: History, facts: JobFacts, scaling: Scaling, seconds: float) -> Load | None:
+def _load(history: History, facts: JobFacts, scaling: Scaling, seconds: float, pool: str) -> Load | None:
     """Of all looks. Where no agent changes the number, all workers are those that could be more or fewer."""
-    load = history.load(facts, msgspec.structs.replace(scaling, window_seconds=seconds + 1, warm_up_seconds=0.0))
-    if load is None or facts.record.scaling is not None:
+    wide = msgspec.structs.replace(scaling, window_seconds=seconds + 1, warm_up_seconds=0.0)
+    load = history.load(facts, wide, pool)
+    if load is None or pool in facts.record.scaled:
         return load
     there = load.workers + load.others
     return replace(load, workers=there, others=0, wanted=there)

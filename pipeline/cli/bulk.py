@@ -1,4 +1,7 @@
-"""`celeriac run --engine spark`: its options, and the run from the file to the exit code. PySpark is an extra."""
+"""`celeriac run --engine spark`: its options, and the run in bulk from the file to the exit code. PySpark is an extra.
+
+With `--stream` it is a live run, whose one worker is a Spark streaming query.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +50,36 @@ _FOR_SPARK: Final = frozenset(
         "debug",
     }
 )
-"""Parameters of the command that the Spark engine has a use for."""
+"""Parameters of the command that the Spark engine has a use for in bulk."""
 
-_SPARK_ONLY: Final = ("master", "remote", "scratch")
+_FOR_STREAM: Final = (_FOR_SPARK - {"remote", "scratch"}) | {
+    "redis_url",
+    "job_id",
+    "reader",
+    "accept_loss",
+    "node",
+    "stream",
+    "interval_seconds",
+}
+"""And those that it has a use for with --stream."""
+
+_SPARK_ONLY: Final = ("master", "remote", "scratch", "stream", "interval_seconds")
+
+_STREAM_ONLY: Final = ("interval_seconds",)
 
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """Where Spark runs: here, at a master, or behind a Connect server. `scratch`: a folder that all of it can see."""
+    """Where Spark runs: here, at a master, or behind a Connect server. `scratch`: a folder that all of it can see.
+
+    is_stream: a live job, whose partitions a streaming query owns; its batches begin `interval_seconds` apart at least.
+    """
 
     master: str | None
     remote: str | None
     scratch: Path | None
+    is_stream: bool = False
+    interval_seconds: float = 0.0
 
     @property
     def shown(self) -> str:
@@ -72,14 +93,14 @@ class SparkOptions:
 
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --engine, --master, --remote and --scratch; the command gets `spark`, None for the live engine."""
+    """The options of the Spark engine; the command gets `spark`, None for the live engine."""
 
     @click.option(
         "--engine",
         type=click.Choice(ENGINES),
         default="celery",
         show_default=True,
-        help="celery: live, on Redis and workers; spark: in bulk, on Spark.",
+        help="celery: live, on Redis and workers; spark: in bulk, on Spark, or with --stream live on Spark.",
     )
     @click.option(
         "--master",
@@ -94,32 +115,68 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(file_okay=False, path_type=Path),
         help="With --engine spark: a folder that all its hosts share, for what stages hand on.",
     )
+    @click.option(
+        "--stream", is_flag=True, help="With --engine spark: live, on Redis, with a streaming query as the worker."
+    )
+    @click.option(
+        "--interval",
+        "interval_seconds",
+        type=click.FloatRange(0, 3600),
+        default=0.0,
+        show_default=True,
+        help="With --stream: seconds between the beginnings of batches.",
+    )
     @wraps(command)
     def with_spark(
-        *args: Any, engine: str, master: str | None, remote: str | None, scratch: Path | None, **options: Any
+        *args: Any,
+        engine: str,
+        master: str | None,
+        remote: str | None,
+        scratch: Path | None,
+        stream: bool,
+        interval_seconds: float,
+        **options: Any,
     ) -> Any:
-        _check(engine, click.get_current_context())
+        _check(engine, stream, click.get_current_context())
         # An empty variable is none; one that is set says nothing against a server that is named.
-        spark = SparkOptions(None if remote else master or None, remote, scratch) if engine == "spark" else None
+        master = None if remote else master or None
+        spark = SparkOptions(master, remote, scratch, stream, interval_seconds) if engine == "spark" else None
         return command(*args, spark=spark, **options)
 
     return with_spark
 
 
-def _check(engine: str, context: click.Context) -> None:
+def _check(engine: str, stream: bool, context: click.Context) -> None:
     """Refuses options of the other engine. A variable in the place of one may stand."""
     for parameter in context.command.params:
         name = parameter.name or ""
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and engine == "spark" and name not in _FOR_SPARK:
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if engine != "spark" and name in _SPARK_ONLY:
+            raise click.UsageError(f"{parameter.opts[-1]} goes with --engine spark")
+        if engine != "spark":
+            continue
+        if stream and name not in _FOR_STREAM:
+            why = "the streaming query is its one worker, and runs in this process' own Spark"
+            raise click.UsageError(f"{parameter.opts[-1]} makes no sense with --engine spark --stream: {why}")
+        if not stream and name in _STREAM_ONLY:
+            raise click.UsageError(f"{parameter.opts[-1]} goes with --stream")
+        if not stream and name not in _FOR_SPARK:
             raise click.UsageError(
                 f"{parameter.opts[-1]} makes no sense with --engine spark, which has no Redis and no workers"
             )
-        if is_given and engine != "spark" and name in _SPARK_ONLY:
-            raise click.UsageError(f"{parameter.opts[-1]} goes with --engine spark")
     given = [context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("master", "remote")]
     if all(given):
         raise click.UsageError("give either --master or --remote")
+
+
+def check_stream(spark: SparkOptions) -> None:
+    """Raises PipelineError for a master that cannot be one, EnvironmentFault when Spark is not installed."""
+    need_engine()
+    from pipeline.spark.bulk.connecting import check_master
+
+    if spark.master:
+        check_master(spark.master)
 
 
 Around: TypeAlias = "Callable[[BulkRun], AbstractContextManager[list[str]]]"

@@ -19,29 +19,33 @@ from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.health import PING_SECONDS, check_health
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.joining import NODE, worker
+from pipeline.cli.listing import list_jobs
 from pipeline.cli.nodecommands import moves, node
 from pipeline.cli.openings import Beginning
 from pipeline.cli.options import DEBUG as _DEBUG
 from pipeline.cli.options import JOB as _JOB
 from pipeline.cli.options import JSON as _JSON
+from pipeline.cli.options import PREFER_NETWORK
 from pipeline.cli.options import SERVER as _SERVER
 from pipeline.cli.options import job_id as _job_id
 from pipeline.cli.options import redis_option as _redis_option
+from pipeline.cli.pools import POOLS, PoolWorkers
+from pipeline.cli.primaries import server_for
 from pipeline.cli.produce import produce_lines
 from pipeline.cli.readers import readers
-from pipeline.cli.reports import SHOWN_LETTERS, job_json, job_line, status_json, status_lines
+from pipeline.cli.reports import SHOWN_LETTERS, status_json, status_lines
 from pipeline.cli.rescaling import rescale
 from pipeline.cli.run import RunOptions, run_pipeline
 from pipeline.cli.savepoints import savepoint
 from pipeline.cli.screen import Screen
+from pipeline.cli.shadowing import promote, shadow
 from pipeline.cli.state import state
 from pipeline.cli.submitting import feed, submit
 from pipeline.cli.suspending import resume, suspend
 from pipeline.cli.tail import tail
 from pipeline.cli.upgrading import upgrade
 from pipeline.cli.verifying import verify
-from pipeline.errors import DecodingError, InputError, UnknownJob
-from pipeline.facts import JobRecord
+from pipeline.errors import InputError, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.producer import Producer
 from pipeline.publishing import discard_job
@@ -52,7 +56,6 @@ from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
-from pipeline.store.versions import VersionStore
 
 FLOWER_VARIABLE = "CELERIAC_FLOWER_AUTH"
 
@@ -74,7 +77,8 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
-    suspend, resume, submit, feed, upgrade, history, autoscale, rescale, worker, node, moves, backfill,
+    suspend, resume, submit, feed, upgrade, shadow, promote, history, autoscale, rescale, worker, node, moves, backfill,
+    list_jobs,
 ):  # fmt: skip
     celeriac.add_command(_group)
 
@@ -82,8 +86,10 @@ for _group in (
 @celeriac.command(epilog=HELP)
 @click.argument("target", metavar="FILE.py[:NAME]")
 @_redis_option(False, "Use this Redis; an address with a password belongs into the variable. Default: one of its own.")
+@PREFER_NETWORK
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
 @scaling_options("--autoscale", "Have the leader change the number of workers, as 1..8, to what the load needs.")
+@POOLS
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 2 for each worker.")
 @click.option("--job-id", callback=_job_id, help="Name the job; an unfinished job of that name goes on.")
 @click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
@@ -101,9 +107,10 @@ for _group in (
 def run(
     interrupts: Interrupts,
     target: str,
-    redis_url: str | None,
+    redis_urls: tuple[str, ...],
     workers: int | None,
     scaling: Scaling | None,
+    pools: dict[str, PoolWorkers],
     partitions: int | None,
     job_id: str | None,
     reader: str | None,
@@ -120,9 +127,10 @@ def run(
     Everything that is missing on this machine is started, and stopped at the end. Without --redis and with
     --job-id the data are kept in .celeriac/ below this folder until the job is finished.
 
-    With --engine spark it runs in bulk on Spark, without Redis and workers, with the same results.
+    With --engine spark it runs in bulk on Spark, without Redis and workers, with the same results. With --stream as
+    well it is a live job, on Redis, whose partitions a Spark streaming query owns in the place of workers.
     """
-    if spark is not None:
+    if spark is not None and not spark.is_stream:
         job = OnSpark(target, partitions or 0, spark, Screen(quiet), interrupts)
         with interrupts.deferred():
             return run_on_spark(job, savepoint_url, allow_dropped=allow_dropped, allow_edits=allow_edits)
@@ -130,11 +138,12 @@ def run(
         raise click.UsageError("--accept-loss needs the --job-id of the job that has halted")
     if savepoint_url is None and (allow_dropped or allow_edits):
         raise click.UsageError("--allow-dropped and --allow-edits go with --from-savepoint")
-    most = scaling.maximum if scaling else workers or len(os.sched_getaffinity(0))
+    main = PoolWorkers(workers if scaling else workers or len(os.sched_getaffinity(0)), scaling)
+    most = max(main.most, *(each.most for each in pools.values()), 1)
     options = RunOptions(
         target=target,
-        redis_url=redis_url or None,
-        workers=workers if scaling else most,
+        redis_url=server_for(redis_urls, job_id) if any(redis_urls) else None,
+        workers=1 if spark else main.count,
         partitions=partitions or (0 if savepoint_url else min(256, 2 * most)),
         job_id=job_id,
         reader=reader or "",
@@ -142,7 +151,9 @@ def run(
         node=node or "",
         accepts_loss=accept_loss,
         scaling=scaling,
+        pools=pools,
         savepoint=Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None,
+        spark=spark,
     )
     with interrupts.deferred():
         return run_pipeline(options, interrupts)
@@ -165,25 +176,6 @@ def status(job: str, redis_url: str, as_json: bool) -> None:
         click.echo(json.dumps(status_json(facts, letters, books), indent=2))
     else:
         click.echo("\n".join(status_lines(facts, letters, books, moved)))
-
-
-@celeriac.command("list")
-@_SERVER
-@_JSON
-@_DEBUG
-def list_jobs(redis_url: str, as_json: bool) -> None:
-    """List the jobs that a Redis holds, oldest first: state, pipeline, version of its code, age."""
-    scripts = Scripts(connect(redis_url))
-    store, versions = JobStore(scripts), VersionStore(scripts)
-    records = _records(store)
-    if as_json:
-        shown = [{**job_json(record), "version": _code(versions, record)} for record in records]
-        click.echo(json.dumps(shown, indent=2))
-    elif records:
-        now_ms = store.now_ms()
-        click.echo("\n".join(job_line(record, _code(versions, record), now_ms) for record in records))
-    else:
-        click.echo("no jobs", err=True)
 
 
 @celeriac.command()
@@ -284,29 +276,6 @@ def flower(redis_url: str, address: str, port: int, basic_auth_file: Path | None
 
     credentials = read_credentials(basic_auth_file, os.environ.get(FLOWER_VARIABLE, ""))
     serve(redis_url, FlowerOptions(Access(address, port, credentials), events), click.echo)
-
-
-def _records(store: JobStore) -> list[JobRecord]:
-    """All jobs but those that are being removed just now, and those of other versions, which are named."""
-    records = []
-    for job in store.list_ids():
-        try:
-            records.append(store.read(job))
-        except UnknownJob:
-            continue
-        except DecodingError as error:
-            click.echo(f"warning: {job}: {error}", err=True)
-    return records
-
-
-def _code(store: VersionStore, record: JobRecord) -> str:
-    """The code version that the job was given last; nothing for one whose versions were not kept."""
-    try:
-        found = store.versions(record.job, 1)
-    except DecodingError as error:
-        click.echo(f"warning: {record.job}: {error}", err=True)
-        return ""
-    return found[-1].code if found else ""
 
 
 def _store(redis_url: str) -> JobStore:

@@ -1,4 +1,7 @@
-"""Notices what holds a running job up from outside: an output that is full, and the reader it waits for. Pure."""
+"""Notices what holds a running job up from outside: a full output and the reader it waits for, a pool without a worker.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Final
 
 from pipeline.cli.reports import full_output
 from pipeline.facts import JobFacts
+from pipeline.nodes import unserved_stages
 
 PATIENCE_MS: Final = 5_000
 """A reader that reads at all moves within this time; a full output alone is ordinary backpressure."""
@@ -17,9 +21,21 @@ class Holdups:
     def __init__(self) -> None:
         self._stopped: dict[str, tuple[str, int, int]] = {}
         self._told: set[str] = set()
+        self._unserved: dict[str, int] = {}
+        self._told_stages: set[str] = set()
 
     def look(self, facts: JobFacts) -> list[str]:
-        """What there is to say at this look: an output that has stood still for long, once until it moves."""
+        """What there is to say at this look: what has stood still for long, once until it moves."""
+        return self._look_at_stages(facts) + self._look_at_outputs(facts)
+
+    def _look_at_stages(self, facts: JobFacts) -> list[str]:
+        found = unserved_stages(facts)
+        self._unserved = {stage: self._unserved.get(stage, facts.now_ms) for stage in found}
+        late = {stage for stage, since_ms in self._unserved.items() if facts.now_ms - since_ms >= PATIENCE_MS}
+        news, self._told_stages = late - self._told_stages, late
+        return [f"stage {stage} {why}" for stage, why in found.items() if stage in news]
+
+    def _look_at_outputs(self, facts: JobFacts) -> list[str]:
         said = []
         for output in facts.outputs:
             slowest = output.slowest

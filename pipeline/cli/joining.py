@@ -11,8 +11,10 @@ from typing import Final, NoReturn
 
 import click
 
+from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.exits import HELP
-from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.options import DEBUG, JOB, PREFER_NETWORK, SERVER
+from pipeline.cli.pools import ONE_POOL, check_pool
 from pipeline.cli.services import checkout_path
 from pipeline.errors import JobStateError, PipelineError
 from pipeline.facts import JobFacts
@@ -20,6 +22,7 @@ from pipeline.lifecycle import WORKING
 from pipeline.loader import load_graph
 from pipeline.nodes import NO_NAME, NODE_NAME, free_name, is_in_use
 from pipeline.plan import fingerprint
+from pipeline.pools import POOL
 from pipeline.programs.checking import find_programs
 from pipeline.store.connection import check_server, connect
 from pipeline.store.jobs import JobStore
@@ -51,15 +54,42 @@ NODE: Final = click.option(
 @JOB
 @click.argument("target", metavar="FILE.py[:NAME]")
 @SERVER
+@PREFER_NETWORK
 @click.option("--workers", type=click.IntRange(1, 1000), help="Worker processes. Default: the number of cores.")
+@ONE_POOL
 @NODE
+@click.option(
+    "--engine",
+    type=click.Choice(("celery", "spark")),
+    default="celery",
+    show_default=True,
+    help="spark: the node is a Spark streaming query, as one worker.",
+)
+@click.option("--master", metavar="URL", help="With --engine spark: the Spark master. Default: local[*].")
 @DEBUG
-def worker(job: str, target: str, redis_url: str, workers: int | None, node: str | None) -> NoReturn:
+def worker(
+    job: str,
+    target: str,
+    redis_url: str,
+    workers: int | None,
+    pool: str,
+    node: str | None,
+    engine: str,
+    master: str | None,
+) -> NoReturn:
     """Join a node to a running job, until the job ends or Ctrl-C.
 
     Its workers are given partitions that others have; each of those pauses for some milliseconds. FILE.py is the job's
-    own file. Leader and sources stay where `celeriac run` is.
+    own file. Leader and sources stay where `celeriac run` is. With --engine spark the partitions that it is given are
+    worked on by Spark, and go back to other workers when it ends.
     """
+    is_spark = engine == "spark"
+    if master and not is_spark:
+        raise click.UsageError("--master goes with --engine spark")
+    if workers and is_spark:
+        raise click.UsageError("--workers makes no sense with --engine spark: the streaming query is one worker")
+    if is_spark:
+        check_stream(SparkOptions(master or None, None, None, is_stream=True))
     scripts = Scripts(connect(redis_url))
     store = JobStore(scripts)
     record = store.read(job)
@@ -70,12 +100,15 @@ def worker(job: str, target: str, redis_url: str, workers: int | None, node: str
         raise PipelineError(
             f"{target} is not the pipeline that job {job!r} was started with", hint="give the file that it was run with"
         )
+    check_pool(record.plan, pool)
     find_programs(graph.nodes)
     check_server(scripts.client)
     check_permissions(scripts.client)
     name = chosen_name(lambda: store.facts(job), node)
-    count = workers or len(os.sched_getaffinity(0))
-    click.echo(f"node {name} joins job {job} with {count} worker{'' if count == 1 else 's'}", err=True)
+    count = 1 if is_spark else workers or len(os.sched_getaffinity(0))
+    what = "a streaming query of Spark" if is_spark else f"{count} worker{'' if count == 1 else 's'}"
+    of_pool = "" if pool == POOL else f" of pool {pool}"
+    click.echo(f"node {name} joins job {job} with {what}{of_pool}", err=True)
     if name in store.facts(job).drained:
         click.echo(f"it is drained: `celeriac node undrain {job} {name}` lets it have work", err=True)
     sys.stderr.flush()
@@ -84,8 +117,11 @@ def worker(job: str, target: str, redis_url: str, workers: int | None, node: str
         "CELERIAC_JOB": job,
         "CELERIAC_PIPELINE": target,
         "CELERIAC_NODE": name,
+        "CELERIAC_POOL": pool,
         "CELERIAC_PROCESSES": str(count),
         "CELERIAC_ONCE": "1",
+        "CELERIAC_ENGINE": engine,
+        "CELERIAC_STREAM_MASTER": master or "",
     }
     environment = {key: value for key, value in os.environ.items() if key != "CELERIAC_WORKER"}
     os.execve(

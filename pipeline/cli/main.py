@@ -20,6 +20,7 @@ from pipeline.errors import (
     ReadingError,
     SavepointError,
     SavepointLost,
+    ShadowLost,
     SinkError,
     StaleReader,
     TailLost,
@@ -88,7 +89,7 @@ def _code(error: CeleriacError) -> int:
     from pipeline.cli.exits import Exit, JobFailed
 
     match error:
-        case JobFailed() | SavepointLost() | StaleReader() | TailLost() | JobRestored():
+        case JobFailed() | SavepointLost() | ShadowLost() | StaleReader() | TailLost() | JobRestored():
             return Exit.FAILED
         case PipelineError() | ProducerError() | ReadingError() | LetterError() | SavepointError() | SinkError():
             return Exit.USAGE

@@ -16,7 +16,8 @@ from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.errors import JobStateError, PipelineError
 from pipeline.facts import JobFacts
 from pipeline.lifecycle import WORKING
-from pipeline.nodes import able_nodes, node_rows, owned_by
+from pipeline.nodes import able_nodes, has_pools, node_rows, owned_by
+from pipeline.pools import POOL
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
@@ -50,12 +51,19 @@ def list_nodes(job: str, redis_url: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([{**asdict(row), "state": row.state} for row in rows], indent=2))
     elif rows:
-        cells = [("node", "workers", "partitions", "busy", "state")]
+        cells = [("node", "workers", "partitions", "busy", "state", "pools")]
         cells += [
-            (row.name or "?", f"{row.live}/{row.workers}", str(row.partitions), f"{row.busy:.0%}", row.state)
+            (
+                row.name or "?",
+                f"{row.live}/{row.workers}",
+                str(row.partitions),
+                f"{row.busy:.0%}",
+                row.state,
+                " ".join(row.pools),
+            )
             for row in rows
         ]
-        click.echo("\n".join(table(cells)))
+        click.echo("\n".join(table(cells if has_pools(facts) else [row[:-1] for row in cells])))
     else:
         click.echo("no nodes", err=True)
 
@@ -132,20 +140,28 @@ def mark_drained(look: Callable[[], JobFacts], moving: MovingStore, node: str, *
     if node not in names:
         raise PipelineError(f"job {facts.record.job!r} has no node {node!r}", hint=suggestion(node, names))
     was_drained = node in facts.drained
-    if not was_drained and not able_nodes(facts) - {node}:
-        raise _last_one(facts, node)
+    if not was_drained:
+        _check_others(facts, node)
     moving.drain(node, stops=stops)
-    # Somebody may have drained all others meanwhile.
-    if not was_drained and not able_nodes(look()):
+    try:
+        if not was_drained:
+            _check_others(look(), node)  # somebody may have drained all others meanwhile
+    except JobStateError:
         moving.undrain(node)
-        raise _last_one(facts, node)
+        raise
 
 
-def _last_one(facts: JobFacts, node: str) -> JobStateError:
-    return JobStateError(
-        f"node {node!r} is the last one of job {facts.record.job!r} that may have work",
-        hint="join another one first (`celeriac worker`), or undrain one; `celeriac drain` ends the job",
-    )
+def _check_others(facts: JobFacts, node: str) -> None:
+    """Raises JobStateError when nobody else could take what the node has, now or later."""
+    plan = facts.record.plan
+    needed = {plan.pool_of(part.stage) for part in facts.partitions if not part.is_through}
+    for pool in sorted({worker.pool for worker in facts.workers if worker.node == node} & needed):
+        if not able_nodes(facts, pool) - {node}:
+            others = "" if plan.pools() == [POOL] else f" of pool {pool}"
+            raise JobStateError(
+                f"node {node!r} is the last one{others} of job {facts.record.job!r} that may have work",
+                hint="join another one first (`celeriac worker`), or undrain one; `celeriac drain` ends the job",
+            )
 
 
 def until_empty(

@@ -17,7 +17,12 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logs, temporary: folders for one log file a process, and for its temporary files.
     stop_seconds: how long processes have to end after SIGTERM.
     node: its name; empty for that of the host.
+    spark: where a streaming query of Spark runs that is the one worker, as a master; empty for this host, None for
+        workers of Celery. spark_interval_seconds: between the beginnings of its batches.
     is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
+    pools: pool -> its workers, for pools other than `main`, whose workers are `workers`. scaled_pools: those of them of
+        which Redis says how many are wanted.
+    has_leader: whether it leads the job, which one that only feeds it does not.
     """
 
     redis: str
@@ -32,6 +37,11 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endless: tuple[str, ...] = ()
     is_scaled: bool = False
     node: str = ""
+    pools: dict[str, int] = {}
+    scaled_pools: tuple[str, ...] = ()
+    has_leader: bool = True
+    spark: str | None = None
+    spark_interval_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"NodeSettings(job={self.job!r}, workers={self.workers}, sources={self.sources!r})"

@@ -50,8 +50,8 @@ class Beginning:
         """The job exists, and may run, when this returns. Raises as `restore_job`."""
         from pipeline.savepoints.restoring import restore_job
 
-        allowed = {"allow_dropped": self.allows_dropped, "allow_edits": self.allows_edits}
-        return restore_job(scripts, self.open(), job, plan, **allowed)
+        dropped, edits = self.allows_dropped, self.allows_edits
+        return restore_job(scripts, self.open(), job, plan, allow_dropped=dropped, allow_edits=edits)
 
 
 def partitions_of(savepoint: Savepoint) -> int:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from pipeline.books import Books
 from pipeline.cli.balances import book_lines, books_json
 from pipeline.cli.moving import moves_line
 from pipeline.cli.progress import duration, plain_line, records_read, stage_rows
-from pipeline.cli.scaling import scaling_json, scaling_line
+from pipeline.cli.scaling import scaling_json, scaling_lines
 from pipeline.cli.underway import about_json, operation_json, operation_words, times_json
 from pipeline.facts import (
     JobFacts,
@@ -28,7 +28,7 @@ from pipeline.facts import (
     waiting_sources,
 )
 from pipeline.lifecycle import JobState
-from pipeline.nodes import node_rows
+from pipeline.nodes import has_pools, node_rows, pool_rows, unserved_stages
 from pipeline.plan import STREAM_FORMATS, SinkPlan
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published
@@ -130,12 +130,14 @@ def status_lines(
         f"leader    {facts.leader or 'none'}",
         f"workers   {_workers(facts) or 'none'}",
         *([f"nodes     {_nodes(facts)}"] if len(node_rows(facts)) > 1 or facts.drained else []),
+        *([f"pools     {_pools(facts)}"] if has_pools(facts) else []),
         *([f"moves     {moves_line(moved)}"] if moved else []),
         *([f"versions  {_versions(facts)}"] if running_versions(facts) else []),
-        *([f"scaling   {scaling_line(record, facts.now_ms)}"] if record.scaling is not None else []),
+        *(f"scaling   {line}" for line in scaling_lines(record, facts.now_ms)),
         *([f"operation {_printable(operation_words(facts, facts.operation))}"] if facts.operation is not None else []),
         *(f"waiting   {source}: {_printable(why)}" for source, why in waiting_sources(record).items()),
         *(f"still     stage {stage}: {why}" for stage, why in still_stages(record).items()),
+        *(f"no owner  stage {stage} {why}" for stage, why in unserved_stages(facts).items()),
         *(["input     held back: Redis is nearly full (raise maxmemory)"] if record.gate == "closed" else []),
         "stages",
     ]
@@ -238,6 +240,8 @@ def status_json(facts: JobFacts, letters: Sequence[DeadLetter], books: Books | N
         "leader": facts.leader,
         "waiting_sources": waiting_sources(facts.record),
         "paused_stages": still_stages(facts.record),
+        "unserved_stages": unserved_stages(facts),
+        "pools": [asdict(row) for row in pool_rows(facts)],
         "workers": [
             {"name": each.name, "age_seconds": each.age_seconds, "is_reported_dead": each.is_reported_dead}
             for each in facts.workers
@@ -361,7 +365,7 @@ def undrained(facts: JobFacts) -> str:
         for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
     ]
     more = len(left) - len(shown)
-    standing = "".join(f"; stage {stage!r} is {why}" for stage, why in still_stages(facts.record).items())
+    standing = _standing(facts)
     return "; ".join(shown) + (f"; and {more} more" if more > 0 else "") + standing
 
 
@@ -376,8 +380,14 @@ def in_flight(facts: JobFacts) -> str:
         for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
     ]
     more = len(left) - len(shown)
-    standing = "".join(f"; stage {stage!r} is {why}" for stage, why in still_stages(facts.record).items())
+    standing = _standing(facts)
     return ("; ".join(shown) or "it was quiet a moment later") + (f"; and {more} more" if more > 0 else "") + standing
+
+
+def _standing(facts: JobFacts) -> str:
+    """Stages that are held up as a whole, and by what."""
+    still = "".join(f"; stage {stage!r} is {why}" for stage, why in still_stages(facts.record).items())
+    return still + "".join(f"; stage {stage!r} {why}" for stage, why in unserved_stages(facts).items())
 
 
 def _waits(worker: WorkerFacts) -> dict[str, str]:
@@ -412,6 +422,12 @@ def _workers(facts: JobFacts) -> str:
 def _nodes(facts: JobFacts) -> str:
     rows = [f"{row.name or '?'} ({row.state}, {_count(row.partitions, 'partition')})" for row in node_rows(facts)]
     return f"{', '.join(rows)}; celeriac node list {facts.record.job} shows more"
+
+
+def _pools(facts: JobFacts) -> str:
+    return ", ".join(
+        f"{row.name} ({_count(row.live, 'worker')}, {_count(row.partitions, 'partition')})" for row in pool_rows(facts)
+    )
 
 
 def _versions(facts: JobFacts) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.cli.balances import alarm_line, disagreements
+from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.filewatch import FileWatch
@@ -15,6 +16,7 @@ from pipeline.cli.following import Follower, Link
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of
+from pipeline.cli.pools import PoolWorkers, all_pools, kept_pools
 from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_lines
 from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
@@ -26,6 +28,7 @@ from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import file_of, load_graph
 from pipeline.losses import LOST, losses_since
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
+from pipeline.pools import POOL
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
 from pipeline.scaling.settings import Scaling
@@ -64,10 +67,14 @@ class RunOptions:
     """Whether the job may go on without what Redis has lost."""
     scaling: Scaling | None = None
     """How the number of workers changes; None for one that stays."""
+    pools: dict[str, PoolWorkers] = field(default_factory=dict)
+    """What is said of pools other than `main`."""
     node: str = ""
     """What its node is called; nothing for the name of the host."""
     savepoint: Beginning | None = None
     """What a new job begins with. `partitions` 0: as many as that has."""
+    spark: SparkOptions | None = None
+    """Where the streaming query runs that is the one worker; None for workers of Celery."""
 
 
 def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
@@ -88,6 +95,9 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             check_targets(plan)
             check_effects(graph, plan)
             find_programs(graph.nodes)
+            all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools)
+            if options.spark is not None:
+                check_stream(options.spark)
             job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
@@ -107,6 +117,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             begun = options.savepoint.url if options.savepoint else ""
             version = this_version("run", options.target, plan.fingerprint, begun)
             VersionStore(scripts).add(job, version, submitted=False)
+        for line in kept_pools(record.plan, plan):
+            screen.warn(line)
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
         return run.to_end(stack)
@@ -148,8 +160,8 @@ class Run:
     screen: Screen
     interrupts: Interrupts
     started_at: float
-    workers: int = 0
-    """How many there are at first."""
+    workers: dict[str, int] = field(default_factory=dict)
+    """How many there are at first, by pool."""
 
     @property
     def job(self) -> str:
@@ -219,13 +231,18 @@ class Run:
 
     def _size(self) -> None:
         """Says how many workers there may be, before any is started. Raises UnknownJob, StoreError."""
-        scaling, store = self.options.scaling, ScalingStore(self.scripts)
-        if scaling is None:
-            if self.record.scaling is not None:
-                store.fix(self.job)
-            self.workers = self.options.workers or 1
-        else:
-            self.workers = store.configure(self.job, scaling, self.options.workers)
+        store, sizes = ScalingStore(self.scripts), self._sizes()
+        for pool in self.record.scaled:
+            if pool not in sizes or sizes[pool].scaling is None:
+                store.fix(self.job, pool)
+        for pool, size in sizes.items():
+            if size.scaling is None:
+                self.workers[pool] = 1 if size.count is None else size.count
+            else:
+                self.workers[pool] = store.configure(self.job, size.scaling, size.count, pool)
+
+    def _sizes(self) -> dict[str, PoolWorkers]:
+        return all_pools(self.plan, PoolWorkers(self.options.workers, self.options.scaling), self.options.pools)
 
     def _tell_accepted(self) -> None:
         if self.options.accepts_loss:
@@ -233,22 +250,28 @@ class Run:
                 self.screen.warn(line)
 
     def _node_settings(self) -> NodeSettings:
+        spark = self.options.spark
         is_open = self.record.state is JobState.RUNNING
         names = [source.name for source in self._sources() if source.spec.format != PRODUCER_FORMAT]
+        scaled = [pool for pool, size in self._sizes().items() if size.scaling is not None]
         endless = [each.name for each in self._sources() if is_endless(each.spec.format, each.spec.options)]
         return NodeSettings(
             redis=self.server.url,
             job=self.job,
             target=self.options.target,
-            workers=self.workers,
+            workers=self.workers.get(POOL, 0),
             sources=tuple(name for name in names if is_open and name not in self.record.completed_sources),
             reader=self.options.reader,
             logs=str(self.workspace.logs),
             temporary=str(self.workspace.scratch),
             stop_seconds=CANCEL_SECONDS,
             endless=tuple(name for name in names if name in endless),
-            is_scaled=self.options.scaling is not None,
+            is_scaled=POOL in scaled,
             node=self.options.node,
+            pools={pool: count for pool, count in self.workers.items() if pool != POOL},
+            scaled_pools=tuple(pool for pool in scaled if pool != POOL),
+            spark=spark.master or "" if spark else None,
+            spark_interval_seconds=spark.interval_seconds if spark else 0.0,
         )
 
     def _sources(self) -> list[Source]:
@@ -257,9 +280,10 @@ class Run:
     def _announce(self) -> None:
         where = "a Redis of its own" if self.server.embedded is not None else without_password(self.server.url)
         partitions = self.plan.stages[0].partitions
-        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        if self.options.scaling is not None:
-            workers += f", scaled within {self.options.scaling.minimum}..{self.options.scaling.maximum}"
+        words = {pool: size.words(self.workers[pool]) for pool, size in self._sizes().items()}
+        if self.options.spark is not None:
+            words[POOL] = f"Spark on {self.options.spark.shown}"
+        workers = "; ".join(text if pool == POOL else f"pool {pool}: {text}" for pool, text in words.items())
         self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
         for source in self._sources():
             if source.spec.format == PRODUCER_FORMAT:

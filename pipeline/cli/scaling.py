@@ -10,6 +10,7 @@ import msgspec
 
 from pipeline.cli.progress import duration
 from pipeline.facts import JobRecord
+from pipeline.pools import POOL
 from pipeline.scaling.decision import Decision
 from pipeline.scaling.load import Load, StageLoad
 from pipeline.scaling.policies import Need
@@ -29,23 +30,31 @@ _HEAD: Final = (
 )
 
 
-def scaling_line(record: JobRecord, now_ms: int) -> str:
-    """One line of `celeriac status`, for a job that is scaled."""
-    assert record.scaling is not None
-    ago = duration((now_ms - record.scaled_at_ms) / 1000)
-    changed = f"changed {ago} ago" if record.scaled_at_ms else "not changed yet"
-    return (
-        f"{_count(record.workers_wanted)} wanted, {bounds(record.scaling)}, {changed};"
-        f" celeriac autoscale {record.job} says why"
-    )
+def scaling_lines(record: JobRecord, now_ms: int) -> list[str]:
+    """A line of `celeriac status` for each pool that is scaled."""
+    lines = []
+    for pool, size in record.scaled.items():
+        ago = duration((now_ms - size.scaled_at_ms) / 1000)
+        changed = f"changed {ago} ago" if size.scaled_at_ms else "not changed yet"
+        lines.append(
+            f"{_of_pool(pool)}{_count(size.workers_wanted)} wanted, {bounds(size.scaling)}, {changed};"
+            f" celeriac autoscale {record.job} says why"
+        )
+    return lines
 
 
 def scaling_json(record: JobRecord) -> dict[str, Any] | None:
-    """The settings, and what is wanted by now; None for a number that is fixed."""
-    if record.scaling is None:
-        return None
-    settings = msgspec.to_builtins(record.scaling)
-    return {**settings, "workers_wanted": record.workers_wanted, "scaled_at_ms": record.scaled_at_ms}
+    """The settings of the pool `main`, what is wanted by now, and those of other pools; None where all is fixed."""
+    found = {
+        pool: {
+            **msgspec.to_builtins(size.scaling),
+            "workers_wanted": size.workers_wanted,
+            "scaled_at_ms": size.scaled_at_ms,
+        }
+        for pool, size in record.scaled.items()
+    }
+    main = found.pop(POOL, {})
+    return {**main, **({"pools": found} if found else {})} or None
 
 
 def bounds(scaling: Scaling) -> str:
@@ -56,7 +65,7 @@ def decision_lines(decision: Decision) -> list[str]:
     """What was decided, why, and the table of its facts."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(decision.at_ms / 1000))
     change = f"{decision.before} -> {decision.wanted}" if decision.is_change else f"stays {decision.wanted}"
-    lines = [f"{when}  {change}  {decision.kind.value}: {decision.why}"]
+    lines = [f"{when}  {_of_pool(decision.pool)}{change}  {decision.kind.value}: {decision.why}"]
     return (
         lines if decision.load is None else lines + [f"  {line}" for line in load_lines(decision.load, decision.needs)]
     )
@@ -70,6 +79,10 @@ def load_lines(load: Load, needs: Sequence[Need]) -> list[str]:
     lines = ["  ".join(_cells(row, widths)).rstrip() for row in rows]
     others = f" and {load.others} that run by themselves" if load.others else ""
     return [f"measured for {load.seconds:.0f} s with {_count(load.workers)}{others}", *lines]
+
+
+def _of_pool(pool: str) -> str:
+    return "" if pool == POOL else f"pool {pool}: "
 
 
 def _row(stage: StageLoad, need: Need | None) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from pipeline.cli.health import heard_leaders
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import Beginning, new_job_id, partitions_of
-from pipeline.cli.options import DEBUG, JOB, SERVER, job_id
+from pipeline.cli.options import DEBUG, JOB, SERVER, SERVERS, job_id
+from pipeline.cli.primaries import server_for
 from pipeline.cli.run import check_inputs
 from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
@@ -43,7 +44,7 @@ _LOOK_SECONDS: Final = 0.5
 
 @click.command(epilog=HELP)
 @click.argument("target", metavar="FILE.py[:NAME]")
-@SERVER
+@SERVERS
 @click.option("--job-id", "job", callback=job_id, help="Name the job, as its workers know it. Default: a new name.")
 @click.option("--partitions", type=click.IntRange(1, 256), help="Partitions of each stage. Default: 8.")
 @click.option("--from-savepoint", "savepoint_url", metavar="FOLDER", help="Begin with what a savepoint holds.")
@@ -52,7 +53,7 @@ _LOOK_SECONDS: Final = 0.5
 @DEBUG
 def submit(
     target: str,
-    redis_url: str,
+    redis_urls: tuple[str, ...],
     job: str | None,
     partitions: int | None,
     savepoint_url: str | None,
@@ -62,13 +63,14 @@ def submit(
     """Register a job for leaders and workers that run already, print its id, and end.
 
     Its workers, as `python -m stages.member`, take it up by its id, and one of them publishes its results. Files,
-    tables and topics are read by `celeriac feed`.
+    tables and topics are read by `celeriac feed`. Of several --redis it is the one with the least work.
     """
     if savepoint_url is None and (allow_dropped or allow_edits):
         raise click.UsageError("--allow-dropped and --allow-edits go with --from-savepoint")
     beginning = Beginning(savepoint_url, allow_dropped, allow_edits) if savepoint_url else None
     graph = load_graph(target)
     plan = _plan(graph, partitions, beginning)
+    redis_url = server_for(redis_urls, job)
     name = job or new_job_id(plan.pipeline, time.localtime())
     scripts = Scripts(connect(redis_url))
     with Screen(False) as screen:
@@ -163,6 +165,7 @@ def feed(interrupts: Interrupts, job: str, target: str, redis_url: str, reader: 
             logs=str(paths["logs"]),
             temporary=str(paths["tmp"]),
             endless=endless,
+            has_leader=False,
         )
         _feed_until_over(store, job, names, settings)
     click.echo(f"job {job}: nothing is left to read", err=True)

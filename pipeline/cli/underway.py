@@ -15,6 +15,13 @@ def operation_words(facts: JobFacts, operation: Operation) -> str:
         is_gone = operation.is_abandoned(facts.now_ms)
         gone = f"; its command is gone: `celeriac upgrade {facts.record.job} FILE` finishes it" if is_gone else ""
         return f"{words}, by {about.by}: {operation.done} of {_count(operation.total, 'worker')}{gone}"
+    if about.kind == "shadow":
+        is_gone = operation.is_abandoned(facts.now_ms)
+        gone = "; its command is gone: the leader takes it away" if is_gone else ""
+        return (
+            f"{words}, by {about.by}: {operation.done:,} results compared, {operation.total:,} otherwise{gone}"
+            f" (`celeriac shadow {facts.record.job}` shows more)"
+        )
     left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
     more = f", {_count(left, 'partition')} not through yet" if left else ""
     return f"{words}: from {about.before} to {about.to} partitions{more}"

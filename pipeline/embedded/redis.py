@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from pipeline.embedded.process import die_with_parent
+from pipeline.embedded.process import die_with_parent, put_first
 from pipeline.errors import EnvironmentFault
 
 Version = tuple[int, int]
@@ -206,6 +206,7 @@ class EmbeddedRedis:
             raise EnvironmentFault(f"{self._arguments[0]} cannot be started: {error}", hint=_INSTALL_HINT) from error
         finally:
             os.close(lock)
+        put_first(self._process.pid)  # every step of every worker waits for it, and is short
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:

@@ -15,6 +15,7 @@ from pipeline.flower.access import Access
 from pipeline.flower.watch import Watch
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.returning import first_address
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import celery_settings
 
@@ -95,7 +96,7 @@ def _flower_options(options: FlowerOptions) -> Any:
 
 def _celery(redis_url: str) -> Celery:
     app = Celery("celeriac-flower", set_as_current=False)
-    settings = celery_settings(redis_url)
+    settings = celery_settings(first_address(redis_url))
     settings["broker_transport_options"]["client_name"] = "celeriac-flower"
     app.conf.update(settings)
     return app

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pipeline.errors import ReadingError
-from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, StatePlan, stream_name, stream_names
+from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, StatePlan, readable_names, stream_name
 from pipeline.store.connection import without_password
 from pipeline.validation import suggestion
 
 
 def choose_output(plan: Plan, job: str, name: str | None) -> str:
     """The output stream of that sink or stream name, or the only one. Raises ReadingError."""
-    streams = stream_names(plan)
+    streams = readable_names(plan)
     if name is None:
         if len(streams) == 1:
             return streams[0]

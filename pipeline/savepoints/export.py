@@ -36,16 +36,18 @@ def take_savepoint(
     name: str,
     *,
     ends: JobState | None = None,
+    shadow: str = "",
     clock: Callable[[], float] = time.monotonic,
     between: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """The savepoint is at the place, whole, when this returns. The job goes on, or enters the state `ends` at the cut.
+    With `shadow` (its token) the job's shadow begins there.
 
     `between` is called after each page. Raises SavepointLost when it was given up, SavepointError, NotQuiet,
     StoreError; then nothing of it is left, and nothing is kept for it.
     """
     store = CutStore(scripts, record.job, record.plan, record.table)
-    cut = store.cut(name, ends)
+    cut = store.cut(name, ends, shadow)
     logger.info("cut: job=%s epoch=%d savepoint=%s", record.job, cut.epoch, name)
     try:
         draft = place.begin(name, record.job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,14 +14,17 @@ from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.savepoints.manifest import Manifest
 from pipeline.savepoints.matching import Matching, match
-from pipeline.savepoints.moving import Inbox, Move, Placed, move_of
+from pipeline.savepoints.moving import Facts, Inbox, Move, Placed, move_of
 from pipeline.savepoints.reading import Savepoint
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.store import keys
+from pipeline.store.holds import Hold
 from pipeline.store.restores import RestoreStore
 from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
+
+Placing = Callable[[Plan, Plan, Matching, Facts, Mapping[tuple[str, bytes], Hold]], Move]
 
 _CLOSED: Final = frozenset({JobState.DRAINING.value, JobState.PUBLISHING.value, JobState.FINISHED.value})
 """States in which the inboxes are closed: what is restored from them comes to its end."""
@@ -46,8 +49,11 @@ def restore_job(
     *,
     allow_dropped: bool = False,
     allow_edits: bool = False,
+    place: Placing = move_of,
 ) -> Restored:
     """The job exists, is whole and may run when this returns. Nothing of it exists when the savepoint is refused.
+
+    `place` says what goes where.
 
     Raises SavepointError for a savepoint that is damaged, edited without `allow_edits` or wrongly, or that holds what
     the plan has no place for, without `allow_dropped`; JobStateError when the id is taken; StoreError.
@@ -58,7 +64,7 @@ def restore_job(
     _check_dropped(matching, manifest, allow_dropped=allow_dropped)
     if edited:
         savepoint.check_rows()
-    move = move_of(manifest.plan, plan, matching, savepoint.facts(), savepoint.holds())
+    move = place(manifest.plan, plan, matching, savepoint.facts(), savepoint.holds())
     store = RestoreStore(scripts, job)
     store.begin(plan, savepoint.name)
     filling = _Filling(savepoint, job, plan, matching, move, store)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.facts import JobFacts
+from pipeline.facts import JobFacts, Scaled
+from pipeline.pools import POOL
 from pipeline.scaling.load import Load
 from pipeline.scaling.policies import Choice, Kind, Need, Repartition, choose
-from pipeline.scaling.settings import POOL, Scaling
+from pipeline.scaling.settings import Scaling
 
 MOST_DECISIONS: Final = 100
 """Kept of one job, the newest ones."""
@@ -40,30 +41,31 @@ class Decision:
         return self.is_change or (self.kind not in _QUIET and self.kind is not last)
 
 
-def decide(facts: JobFacts, scaling: Scaling, load: Load | None) -> Decision:
-    """At most one change in `cooldown_seconds`, none before enough was measured, none up while some are still to come.
+def decide(facts: JobFacts, scaling: Scaling, load: Load | None, pool: str = POOL) -> Decision:
+    """For one pool at most one change in `cooldown_seconds`, none before enough was measured.
 
-    Missing facts never change anything.
+    None up while some are still to come. Missing facts never change anything.
     """
-    choice = _choice(facts, scaling, load)
-    record = facts.record
+    size = facts.record.scaled.get(pool, Scaled(scaling, 0))
+    choice = _choice(facts, size, scaling, load)
     return Decision(
         facts.now_ms,
         choice.kind,
-        record.workers_wanted,
+        size.workers_wanted,
         choice.wanted,
         choice.why,
         scaling.policy,
         load,
         choice.needs,
-        repartition=choice.repartition,
+        pool,
+        choice.repartition,
     )
 
 
-def _choice(facts: JobFacts, scaling: Scaling, load: Load | None) -> Choice:
-    wanted = facts.record.workers_wanted
-    left_seconds = scaling.cooldown_seconds - (facts.now_ms - facts.record.scaled_at_ms) / 1000
-    if facts.record.scaled_at_ms and left_seconds > 0:
+def _choice(facts: JobFacts, size: Scaled, scaling: Scaling, load: Load | None) -> Choice:
+    wanted = size.workers_wanted
+    left_seconds = scaling.cooldown_seconds - (facts.now_ms - size.scaled_at_ms) / 1000
+    if size.scaled_at_ms and left_seconds > 0:
         return Choice(Kind.WAITING, wanted, f"the last change was just now: cooldown for {left_seconds:.0f} s more")
     if load is None or load.seconds < scaling.measure_seconds:
         return Choice(Kind.WAITING, wanted, "not measured long enough since the leader or a worker came or went")

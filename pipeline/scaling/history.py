@@ -14,8 +14,9 @@ from typing import Final
 
 from pipeline.facts import JobFacts, PartitionFacts, WorkerFacts
 from pipeline.plan import StagePlan, stream_name
+from pipeline.pools import POOL
 from pipeline.scaling.load import Load, StageLoad
-from pipeline.scaling.settings import POOL, Scaling
+from pipeline.scaling.settings import Scaling
 
 MOMENTS: Final = 180
 CELLS: Final = 40_000
@@ -26,6 +27,8 @@ HELD_BACK_SHARE: Final = 1 / 3
 """A sender that was refused comes back a moment later: an inbox that is always filled up is not full at each look."""
 
 Identity = tuple[str, str]
+Crew = tuple[frozenset[Identity], tuple[int, ...]]
+"""Who is there, and how many are wanted in each pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class History:
         self._moments: deque[Moment] = deque(maxlen=max(2, min(MOMENTS, CELLS // max(1, partitions))))
         self._seen: dict[tuple[Identity, int], float] = {}
         self._busy = [0.0] * stages
-        self._crew: tuple[frozenset[Identity], int] = (frozenset(), 0)
+        self._crew: Crew = (frozenset(), ())
         self._changed_at_ms = 0
 
     def add(self, facts: JobFacts) -> None:
@@ -78,10 +81,10 @@ class History:
             )
         )
 
-    def load(self, facts: JobFacts, scaling: Scaling) -> Load | None:
-        """The load at the last look, which was at `facts`; None before there are two looks since the warm-up.
+    def load(self, facts: JobFacts, scaling: Scaling, pool: str = POOL) -> Load | None:
+        """The load of a pool at the last look, at `facts`; None before there are two looks since the warm-up.
 
-        Only what was seen since the workers are the same, and the warm-up after that, counts.
+        Only what was seen since the workers are the same, those of all pools, and the warm-up after that, counts.
         """
         since = max(
             facts.now_ms - int(1000 * scaling.window_seconds),
@@ -90,14 +93,16 @@ class History:
         window = [moment for moment in self._moments if moment.now_ms >= since]
         if len(window) < 2:
             return None
-        mine, others = _counted(facts)
+        mine, others = _counted(facts, pool)
         ages, stopped = self._ages(facts), _stopped(facts)
         stages = tuple(_stage_load(stage, facts, window, ages, stopped) for stage in facts.record.plan.stages)
         seconds = (window[-1].now_ms - window[0].now_ms) / 1000
-        return Load(seconds, stages, mine, facts.record.workers_wanted, others)
+        size = facts.record.scaled.get(pool)
+        return Load(seconds, stages, mine, size.workers_wanted if size else 0, others, pool)
 
     def _note_crew(self, facts: JobFacts) -> None:
-        crew = (frozenset((one.name, one.incarnation) for one in _there(facts)), facts.record.workers_wanted)
+        wanted = tuple(each.workers_wanted for each in facts.record.scaled.values())
+        crew = (frozenset((one.name, one.incarnation) for one in _there(facts)), wanted)
         if not self._moments or crew != self._crew:
             self._crew = crew
             self._changed_at_ms = facts.now_ms
@@ -153,6 +158,7 @@ def _stage_load(
         oldest_seconds=max((ages[part.name] for part in backlogged), default=0.0),
         is_stopped=stage.name in facts.record.still or (waiting > 0 and 2 * waiting >= len(backlogged)),
         is_held_back=sum(moment.is_full[at] for moment in window) > HELD_BACK_SHARE * len(window),
+        pool=stage.pool,
     )
 
 
@@ -176,10 +182,10 @@ def _there(facts: JobFacts) -> list[WorkerFacts]:
     ]
 
 
-def _counted(facts: JobFacts) -> tuple[int, int]:
-    """(workers of agents, workers that run by themselves)."""
-    there = _there(facts)
-    mine = sum(one.report.get("pool") == POOL for one in there)
+def _counted(facts: JobFacts, pool: str) -> tuple[int, int]:
+    """(workers of agents, workers that run by themselves) in the pool."""
+    there = [one for one in _there(facts) if one.pool == pool]
+    mine = sum(one.is_sized for one in there)
     return mine, len(there) - mine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.scaling.settings import POOL
+from pipeline.pools import POOL
 
 LEAST_RATE: Final = 1e-6
 """Less than this a second was not measured, whatever the window: it is nothing."""
@@ -46,7 +46,7 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All stages, upstream first, and the workers of one pool.
+    """All stages, upstream first, and the workers of one pool, which serve those that are `own`.
 
     seconds: the length of the window. workers: those of agents that are there; others: those that run by themselves.
     wanted: how many agents keep now.
@@ -57,18 +57,24 @@ class Load:
     workers: int
     wanted: int
     others: int = 0
+    pool: str = POOL
+
+    @property
+    def own(self) -> tuple[StageLoad, ...]:
+        """The stages that its workers serve."""
+        return tuple(stage for stage in self.stages if stage.pool == self.pool)
 
     @property
     def oldest_seconds(self) -> float:
         """Of what more workers would make younger."""
-        return max((stage.oldest_seconds for stage in self.stages if not stage.is_stopped), default=0.0)
+        return max((stage.oldest_seconds for stage in self.own if not stage.is_stopped), default=0.0)
 
     @property
     def busy_share(self) -> float | None:
         """Share of their time that the workers work, on average; None while there are none."""
         there = self.workers + self.others
-        return sum(stage.busy_workers for stage in self.stages) / there if there else None
+        return sum(stage.busy_workers for stage in self.own) / there if there else None
 
     @property
     def backlog(self) -> int:
-        return sum(stage.backlog for stage in self.stages)
+        return sum(stage.backlog for stage in self.own)

@@ -82,10 +82,10 @@ def ds2(load: Load, scaling: Scaling) -> Choice:
     wanted_rates = target_rates(load, scaling.catch_up_seconds)
     unknown = [
         stage.name
-        for stage in load.stages
+        for stage in load.own
         if wanted_rates[stage.index] > 0 and stage.true_rate is None and not stage.is_stopped
     ]
-    needs = tuple(_need(stage, wanted_rates[stage.index]) for stage in load.stages)
+    needs = tuple(_need(stage, wanted_rates[stage.index]) for stage in load.own)
     if unknown:
         why = f"nothing was processed in {', '.join(unknown)} while it was measured: its speed is not known"
         return Choice(Kind.UNKNOWN, load.wanted, why, needs)
@@ -96,7 +96,7 @@ def ds2(load: Load, scaling: Scaling) -> Choice:
     fewer = shares.fewest(scaling.busy_low)
     if fewer is None or fewer >= load.wanted:
         return Choice(Kind.STEADY, load.wanted, f"the busiest of {_workers(load.wanted)} is to work {now:.0%}", needs)
-    work_seconds = sum(stage.backlog / (stage.true_rate or math.inf) for stage in load.stages if not stage.is_stopped)
+    work_seconds = sum(stage.backlog / (stage.true_rate or math.inf) for stage in load.own if not stage.is_stopped)
     if work_seconds > CALM_SECONDS * (load.workers + load.others):
         why = f"fewer would do, but {load.backlog:,} records still wait, {work_seconds:,.0f} s of work"
         return Choice(Kind.CATCHING_UP, load.wanted, why, needs)
@@ -129,12 +129,10 @@ def watermarks(load: Load, scaling: Scaling) -> Choice:
     if busy is None:
         return Choice(Kind.UNKNOWN, load.wanted, "no worker is there")
     facts = f"the oldest record has waited {age:.0f} s, workers work {busy:.0%}"
-    if age > scaling.age_high_seconds or (
-        busy > scaling.busy_high and not any(each.is_stopped for each in load.stages)
-    ):
-        useful = sum(stage.partitions for stage in load.stages)
+    if age > scaling.age_high_seconds or (busy > scaling.busy_high and not any(each.is_stopped for each in load.own)):
+        useful = sum(stage.partitions for stage in load.own)
         if load.wanted + load.others >= useful:
-            busiest = max(load.stages, key=lambda stage: stage.busy_workers / stage.partitions)
+            busiest = max(load.own, key=lambda stage: stage.busy_workers / stage.partitions)
             more = _more_partitions(load, scaling, busiest, 2 * busiest.partitions)
             return Choice(Kind.LIMITED, load.wanted, f"{facts}: {_too_few(busiest, more)}", repartition=more)
         if load.wanted >= scaling.maximum:
@@ -152,11 +150,11 @@ class _Shares:
     """
 
     def __init__(self, load: Load, needs: tuple[Need, ...], scaling: Scaling) -> None:
-        pairs = zip(needs, load.stages, strict=True)
+        pairs = zip(needs, load.own, strict=True)
         self._parts = sorted(
             ((need.workers / stage.partitions, stage.partitions) for need, stage in pairs), reverse=True
         )
-        self._total = sum(stage.partitions for stage in load.stages)
+        self._total = sum(stage.partitions for stage in load.own)
         self._others = load.others
         self.sizes = range(scaling.minimum, scaling.maximum + 1)
 
@@ -191,7 +189,7 @@ def _up(load: Load, scaling: Scaling, shares: _Shares, needs: tuple[Need, ...]) 
         why += f"; more than {scaling.maximum} are not allowed"
     more = None
     if shares.least() > scaling.busy_target:
-        need, stage = max(zip(needs, load.stages, strict=True), key=lambda pair: pair[0].workers / pair[1].partitions)
+        need, stage = max(zip(needs, load.own, strict=True), key=lambda pair: pair[0].workers / pair[1].partitions)
         more = _more_partitions(load, scaling, stage, math.ceil(need.workers / scaling.busy_target))
         why += f"; {_too_few(stage, more)}"
     return Choice(Kind.UP if wanted > load.wanted else Kind.LIMITED, wanted, why, needs, more)

@@ -8,9 +8,6 @@ import msgspec
 
 from pipeline.errors import PipelineError
 
-POOL: Final = "main"
-"""The pool that serves all stages of a job: a worker owns partitions of any stage."""
-
 MOST_WORKERS: Final = 1000
 
 PolicyName = Literal["ds2", "watermarks"]

@@ -26,10 +26,11 @@ from pipeline.errors import (
     TailLost,
     UnknownJob,
 )
+from pipeline.facts import JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
-from pipeline.plan import fingerprint, is_followed
+from pipeline.plan import SourcePlan, fingerprint, is_followed
 from pipeline.sources.following import follow_source
 from pipeline.sources.runner import DEFAULT_MASTER, feed_source
 from pipeline.store.connection import connect
@@ -118,7 +119,7 @@ def _feed(settings: FeederSettings, store: JobStore) -> int:
         _log.info("source=%s has nothing to feed: job %s is %s", settings.source, settings.job, record.state.value)
         return 0
     graph = load_graph(settings.target)
-    if fingerprint(graph) != record.plan.fingerprint:
+    if fingerprint(graph) != record.plan.fingerprint and not _is_same_source(graph, record, settings.source):
         raise PipelineError(
             f"{settings.target} is another pipeline than the one that job {settings.job!r} was made from",
             hint="run the file as it was, or start a new job",
@@ -131,6 +132,12 @@ def _feed(settings: FeederSettings, store: JobStore) -> int:
         summary = feed_source(spec, address, reader=settings.reader, master=settings.master or DEFAULT_MASTER)
     _log.info("source=%s complete splits=%d records=%d", settings.source, summary.splits, summary.records)
     return 0
+
+
+def _is_same_source(graph: Graph, record: JobRecord, name: str) -> bool:
+    """Whether a feeder of the version before goes on: the job was promoted since, to one with the same sources."""
+    source, plan = _source(graph, name), record.plan.source(name)
+    return bool(record.code) and plan == SourcePlan(name, source.spec.format, source.spec.options)
 
 
 def _source(graph: Graph, name: str) -> Source:

@@ -4,9 +4,11 @@ heard of, how many workers are wanted, and whether one that is to end still owns
 from __future__ import annotations
 
 from pipeline.errors import StoreUnavailable
+from pipeline.pools import POOL
 from pipeline.store import keys
 from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
+from pipeline.store.scaling import wanted_field
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import Wanted
@@ -47,10 +49,10 @@ class AgentLink:
                 return worker.age_seconds
         return None
 
-    def workers_wanted(self) -> int | None:
-        """How many workers agents are to keep; None where the number is fixed. Raises StoreError."""
+    def workers_wanted(self, pool: str = POOL) -> int | None:
+        """How many workers of the pool agents are to keep; None where the number is fixed. Raises StoreError."""
         with translated():
-            wanted = self._scripts.client.hget(keys.job(self._job), "workers_wanted")
+            wanted = self._scripts.client.hget(keys.job(self._job), wanted_field(pool))
         return None if wanted is None else int(wanted)
 
     def rollout(self) -> dict[str, Wanted]:
@@ -61,8 +63,12 @@ class AgentLink:
         """Whether another worker is there that could take what this one owns. Raises StoreError, UnknownJob."""
         facts = self._jobs.facts(self._job)
         lease = facts.record.plan.limits.lease_seconds
+        pools = {each.pool for each in facts.workers if each.name == name}
         return any(
-            each.name != name and each.age_seconds < lease and not (each.is_reported_dead or each.is_leaving)
+            each.name != name
+            and each.pool in pools
+            and each.age_seconds < lease
+            and not (each.is_reported_dead or each.is_leaving)
             for each in facts.workers
         )
 

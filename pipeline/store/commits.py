@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from pipeline.books import STREAM_PREFIX
 from pipeline.positions import Position
@@ -13,6 +15,8 @@ from pipeline.store import keys
 from pipeline.store.scripts import Scripts
 
 Mode: TypeAlias = Literal["more", "keep", "yield"]
+
+_encoder: Final = msgspec.msgpack.Encoder()
 
 
 class Refusal(Enum):
@@ -91,13 +95,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a partition's outputs go: the inbox of a partition, or an output stream (`kind` out)."""
+    """Where a partition's outputs go: the inbox of a partition, or an output stream (`kind` out).
+
+    is_counted: the books count what goes there; not so for an echo of what goes elsewhere.
+    """
 
     kind: Literal["inbox", "out"]
     inbox: str
     meta: str
     log: str
     waiting: str
+    is_counted: bool = True
 
     @property
     def name(self) -> str:
@@ -112,13 +120,14 @@ class Target:
         return cls("inbox", keys.inbox(*at), keys.meta(*at), keys.log(*at), keys.waiting(*at))
 
     @classmethod
-    def stream(cls, job: str, sink: str) -> Target:
+    def stream(cls, job: str, sink: str, *, is_counted: bool = True) -> Target:
         return cls(
             "out",
             keys.out(job, sink),
             keys.out_meta(job, sink),
             keys.out_log(job, sink),
             keys.out_waiting(job, sink),
+            is_counted,
         )
 
 
@@ -206,11 +215,8 @@ class Committer:
             args.append(2 * len(pairs))
             for pair in pairs.items():
                 args.extend(pair)
-        args.append(len(commit.writes))
-        for write in commit.writes:
-            names.append(write.key)
-            args.extend((write.command, len(names), "1" if write.key in self._met else "", len(write.values)))
-            args.extend(write.values)
+        args.extend(self._packed(commit.writes, len(names)))
+        names.extend([write.key for write in commit.writes])
         args.append(len(commit.outputs))
         for target, entries in commit.outputs.items():
             at = len(names)
@@ -222,6 +228,23 @@ class Committer:
         if not isinstance(reply, Refused):
             self._met.update(write.key for write in commit.writes)
         return reply
+
+    def _packed(self, writes: list[Write], before: int) -> tuple[bytes, bytes]:
+        """What they are, and their values. Their keys come behind so many others."""
+        if not writes:
+            return b"", b""
+        heads, parts = [], []
+        for number, write in enumerate(writes, before + 1):
+            values = _as_bytes(write.values)
+            heads.append((write.command, number, write.key in self._met, list(map(len, values))))
+            parts.extend(values)
+        return _encoder.encode(heads), b"".join(parts)
+
+
+def _as_bytes(values: list[Any]) -> list[bytes]:
+    if set(map(type, values)) <= {bytes}:
+        return values
+    return [value if type(value) is bytes else str(value).encode() for value in values]
 
 
 def read_reply(answer: list[Any]) -> Reply:

@@ -23,6 +23,8 @@ except ImportError:  # before redis 7.2
     DriverInfo = None
 
 from pipeline.errors import ForeignData, StoreError, StoreFull, StoreUnavailable, UnsuitableServer
+from pipeline.redis_addresses import split_addresses, split_servers
+from pipeline.store.reaching import CONNECT_SECONDS, client_of, reach_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,24 +40,34 @@ _LIBRARY: dict[str, Any] = {"lib_version": redis.__version__} if DriverInfo is N
 def connect(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
     """A client for `redis://`, `rediss://` or `unix://`; nothing is sent yet. No answer takes longer than the timeout.
 
+    Of several addresses of one server, as `URL,URL`, each connection takes the first that answers.
     Raises UnsuitableServer for a URL that cannot be understood.
     """
-    try:
-        client = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=min(timeout_seconds, 5.0),
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            client_name="celeriac",
-            **_LIBRARY,
+    options = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": min(timeout_seconds, 5.0),
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "client_name": "celeriac",
+        **_LIBRARY,
+    }
+    if len(split_servers(url)) > 1:
+        raise UnsuitableServer(
+            f"these are several Redis servers: {without_password(url)}",
+            hint="one is needed here; what finds a job on several is the command `celeriac`",
         )
+    addresses = split_addresses(url)
+    try:
+        if len(addresses) > 1:
+            return client_of(addresses, [without_password(each) for each in addresses], options)
+        client = redis.Redis.from_url(url, **options)
         client.connection_pool.make_connection()  # not opened: it only shows an option that does not exist
         return client
     except (ValueError, TypeError) as error:
         raise UnsuitableServer(
             f"not a Redis address: {without_password(url)!r}",
-            hint="use redis://host:6379/0, rediss://… for TLS, or unix:///path/redis.sock",
+            hint="use redis://host:6379/0, rediss://… for TLS, or unix:///path/redis.sock; several addresses of one"
+            " server, and database, with commas between",
         ) from error
 
 
@@ -130,6 +142,10 @@ def _response_error(error: exceptions.ResponseError) -> StoreError:
 
 def without_password(url: str) -> str:
     """The address as it may be shown: any password is replaced, also in an address that is no URL."""
+    if len(servers := split_servers(url)) > 1:
+        return " ".join(map(without_password, servers))
+    if len(several := split_addresses(url)) > 1:
+        return ",".join(map(without_password, several))
     url = re.sub(r"(?i)([?&](?:\w*password|username)=)[^&#]*", r"\1***", url)
     head, at, tail = url.rpartition("@")
     if not at or head.startswith("unix:///"):
@@ -142,8 +158,10 @@ def without_password(url: str) -> str:
 def check_server(client: Any) -> list[str]:
     """Warnings about a server that serves, though not well.
 
-    Raises UnsuitableServer when it is too old, would evict keys, or is a replica; StoreFull; StoreUnavailable.
+    Raises UnsuitableServer when it is too old, would evict keys, or is a replica, or when some of its addresses are
+    another's; StoreFull; StoreUnavailable.
     """
+    _check_same(client)
     with translated():
         info = client.info()
     version = str(info.get("redis_version", "0"))
@@ -169,6 +187,23 @@ def check_server(client: Any) -> list[str]:
     if info.get("cluster_enabled"):
         raise UnsuitableServer("Redis Cluster is not supported", hint="use one primary per job")
     return _warnings(client, info)
+
+
+def _check_same(client: Any) -> None:
+    """All addresses that answer must be those of one server."""
+    reach = reach_of(client)
+    found: dict[str, str] = {}
+    for address, shown in zip(reach.addresses, reach.shown, strict=True) if reach else ():
+        try:
+            with connect(address, timeout_seconds=CONNECT_SECONDS) as one, translated():
+                found[shown] = one.info("server")["run_id"]
+        except StoreUnavailable as error:
+            logger.info("an address of Redis does not answer here: %s: %s", shown, error)
+    if len(set(found.values())) > 1:
+        raise UnsuitableServer(
+            f"these addresses are not those of one Redis: {', '.join(found)}",
+            hint="the addresses between commas are ways to one server; another server is another --redis",
+        )
 
 
 def _warnings(client: Any, info: dict[str, Any]) -> list[str]:

@@ -61,8 +61,10 @@ class CutStore:
         self._plan = plan
         self._table = table
 
-    def cut(self, name: str, ends: JobState | None = None) -> Cut:
+    def cut(self, name: str, ends: JobState | None = None, shadow: str = "") -> Cut:
         """Opens an epoch at this instant; with `ends` the job is cancelled, or suspended, at the same one.
+
+        With `shadow`, the token of one that was announced, all that senders append from there on is kept for that.
 
         Raises SavepointError when another savepoint is being written, Busy while an operation is under way, NotQuiet
         when the job is to be suspended and something is in flight, JobStateError, UnknownJob, StoreFull.
@@ -77,7 +79,7 @@ class CutStore:
         kinds = {keys.dead(job): "stream", keys.visitors(job): "zset"}
         args = [token, name, int(LEASE_SECONDS * 1000), limit, len(places), reason]
         args.append((ends or JobState.CANCELLED).value)
-        args.append(self._table or "")
+        args += [self._table or "", shadow]
         args += [kinds.get(key, "hash") for key in self._copied()]
         answer = self._scripts.run("cut", names, args)
         if answer[0] == -1 and answer[2] == 0 and self.tidy():

@@ -31,7 +31,7 @@ _ENTRY: Final = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})\Z")
 _NUMBERS: Final = (
     "head", "sub", "bytes", "rec", "term", "taken", "emitted", "filtered", "duplicate", "late", "dead", "held",
     "held_bytes", "deaths", "now", "until", "next", "replay", "made_at", "changed_at", "generation", "table", "dropped",
-    "gone", "readers",
+    "gone", "readers", "numbered",
 )  # fmt: skip
 """Fields of our hashes that scripts count with, whatever the hash."""
 

@@ -13,7 +13,7 @@ from pipeline.errors import DecodingError, JobStateError, StaleTerm, UnknownJob
 from pipeline.facts import Aim, JobFacts, JobRecord, PartitionFacts, StateChange, WorkerFacts
 from pipeline.lifecycle import BEFORE, ENDED, JobState
 from pipeline.losses import HINT, LOST
-from pipeline.plan import Plan, stream_names
+from pipeline.plan import Plan, readable_names
 from pipeline.positions import Position
 from pipeline.scaling.settings import Scaling
 from pipeline.store import keys
@@ -26,6 +26,7 @@ from pipeline.store.losses import LossStore
 from pipeline.store.moving import read_aims
 from pipeline.store.operations import read_operation, read_past
 from pipeline.store.outputs import output_facts
+from pipeline.store.scaling import scaled_pools
 from pipeline.store.scripts import Scripts
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
@@ -206,7 +207,7 @@ class JobStore:
             for stage, partition in places:
                 pipe.hmget(keys.meta(job, stage, partition), _META)
                 pipe.llen(keys.queue(job, stage, partition))
-            streams = stream_names(record.plan)
+            streams = readable_names(record.plan)
             for stream in streams:
                 pipe.hgetall(keys.out_meta(job, stream))
                 pipe.hlen(keys.out_waiting(job, stream))
@@ -232,7 +233,7 @@ class JobStore:
         with ours(keys.leader(job)):
             name, leader_term = (leader[0] or b"").decode(), int(leader[1] or 0)
         with ours(keys.workers(job)):
-            held = _workers(workers, now_ms)
+            held = _workers(workers, now_ms, record.code)
         with ours(keys.books(job)):
             kept = read_alarms(alarms)
         with ours(keys.operation(job)):
@@ -376,10 +377,13 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
             workers_wanted=int(text.get("workers_wanted", 0)),
             scaled_at_ms=int(text.get("scaled_at", 0)),
+            pools=scaled_pools(text),
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
             operations=tuple(read_past(line) for line in text.get("operations", "").splitlines()),
             is_submitted="submitted" in text,
+            shadow=text.get("shadow", ""),
+            code=text.get("code", ""),
             still={k.removeprefix("still:"): int(at) for k, at in sorted(text.items()) if k.startswith("still:")},
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
@@ -430,7 +434,8 @@ def _partition(
     )
 
 
-def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
+def _workers(raw: dict[bytes, bytes], now_ms: int, code: str) -> tuple[WorkerFacts, ...]:
+    """One that runs another version than the job was promoted to is about to leave."""
     text = text_of(raw)
     found = []
     for field, incarnation in sorted(text.items()):
@@ -439,7 +444,7 @@ def _workers(raw: dict[bytes, bytes], now_ms: int) -> tuple[WorkerFacts, ...]:
             age = max(0, now_ms - integer(text, "a:" + name, 0)) / 1000
             dead = text.get("d:" + name) == incarnation
             report = msgspec.json.decode(text.get("r:" + name, "{}"), type=dict[str, Any])
-            leaving = text.get("l:" + name) == incarnation
+            leaving = text.get("l:" + name) == incarnation or code not in ("", report.get("code", code))
             found.append(WorkerFacts(name, incarnation, age, dead, report, leaving))
     return tuple(found)
 

@@ -31,10 +31,14 @@ def job(job: str) -> str:
 
     `waits:source` -> what a source waits for. Written by its feeder.
 
-    scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader.
+    scaling: how its workers are scaled, written by the run; workers_wanted, scaled_at: by the leader. The same three
+    with `:pool`: those of a pool other than `main`.
     operation_n: how many lifecycle operations there were. operations: a line for each of the newest that has ended.
     `epoch`: there while commits keep what a savepoint needs. `saving`: its number, until that is let go. `epochs`: how
     many there were. `cut_at`: when the last one was. `restoring`: while the job is filled from a savepoint, by whom.
+
+    shadow: `token job` of the shadow beside it; `tee`: there while it gets the input. code: the only version that may
+    work at it.
 
     `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
@@ -48,6 +52,20 @@ def operation(job: str) -> str:
     instead of stage, to, now: it is carried out by the command that holds the token.
     """
     return of_job(job) + ":operation"
+
+
+def shadow(job: str) -> str:
+    """Hash: token, job (id of the shadow), limit and bytes of what waits for it, given_up; held: sources that are held
+    back to promote it; report (JSON), answer, and `want`: what another command asks for; promoted: when.
+
+    Written by its command, and by append.
+    """
+    return of_job(job) + ":shadow"
+
+
+def tee(job: str, stage: int, partition: int) -> str:
+    """Stream: entries of an entry inbox that the shadow has not got yet, under their own ids. Written by append."""
+    return f"{of_job(job)}:tee:{stage}.{partition}"
 
 
 def versions(job: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pipeline.codec import decode_batch, encode_batch, key_field
 from pipeline.errors import (
+    Busy,
     DecodingError,
     EncodingError,
     InboxFull,
@@ -152,6 +153,8 @@ class LetterStore:
                 )
             case -5:
                 raise self._no_job()
+            case -9:
+                raise shadowed(self._job)
 
     def drop(self, ids: Sequence[str]) -> int:
         """Deletes the letters of these ids; how many there were. What is held behind them goes on.
@@ -176,9 +179,11 @@ class LetterStore:
     def _delete(self, known: Sequence[str]) -> int:
         count = 0
         for start in range(0, len(known), _MOST_DROPPED):
-            count += int(
-                self._scripts.run("drop", [*self._keys, keys.job(self._job)], known[start : start + _MOST_DROPPED])[0]
-            )
+            names = [*self._keys, keys.job(self._job)]
+            dropped = int(self._scripts.run("drop", names, known[start : start + _MOST_DROPPED])[0])
+            if dropped < 0:
+                raise shadowed(self._job)
+            count += dropped
         return count
 
     def _let_go(self, letter: DeadLetter, *, has_record: bool) -> None:
@@ -200,6 +205,8 @@ class LetterStore:
                 raise StoreUnavailable("Redis was restarted just now", hint="try again in a moment")
             case -5:
                 raise self._no_job()
+            case -9:
+                raise shadowed(self._job)
 
     def _run(self, run: Callable[[DeadLetter], list[Any]], letter: DeadLetter) -> list[Any]:
         """The answer under the table as it is: where keys go may have been changed since it was read."""
@@ -320,6 +327,14 @@ def _check_replayable(letter: DeadLetter) -> None:
         raise LetterError(
             f"the dead letter {letter.id} is an entry whose bytes cannot be read", hint="send its records anew, drop it"
         )
+
+
+def shadowed(job: str) -> Busy:
+    """Its shadow has the same letters, and would not hear of it."""
+    return Busy(
+        f"job {job!r} is busy: a shadow runs beside it, which has the same dead letters",
+        hint=f"`celeriac promote {job}`, or `celeriac shadow {job} --drop`, and try again",
+    )
 
 
 def _unknown(job: str, id_: str) -> LetterError:

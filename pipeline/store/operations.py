@@ -32,6 +32,7 @@ _SWITCHES: Final[dict[int, Switch]] = {
 _BACK: Final[dict[Kind, str]] = {
     "rescale": "rescale it back when that is done",
     "upgrade": "interrupt its command, or upgrade to the old file when it is done",
+    "shadow": "`celeriac shadow {job} --drop` ends it",
 }
 
 
@@ -142,7 +143,7 @@ def busy(job: str, about: bytes, phase: bytes, milliseconds: int) -> Busy:
     found = _about(keys.operation(job), about)
     what = busy_words(found, _text(phase), milliseconds)
     hint = f"`celeriac status {job}` shows how far it is"
-    if found.kind == "upgrade":
+    if found.kind != "rescale":
         hint += f"; if its command is gone, it holds the job for {CLAIM_SECONDS:g} s at most: try again then"
     return Busy(f"job {job!r} is busy: {what}", hint=hint)
 

@@ -255,6 +255,13 @@ class Ownership:
                 gate=integer(meta, "gate", 0),
             )
 
+    def next_file(self, row: Assigned) -> int:
+        """A number for a staging file, greater than all that were given there. Raises UnknownJob, StoreError."""
+        answer = self.scripts.run("number", [keys.meta(self.job, row.stage, row.partition)], [])
+        if answer[0] == -5:
+            raise unknown_job(self.job)
+        return int(answer[0])
+
     def declare_trial(self, row: Assigned, position: Position) -> bool:
         """Says that the record at `position` is about to be run alone. False when fenced."""
         answer = self.scripts.run("trying", [keys.meta(self.job, row.stage, row.partition)], [row.token, str(position)])

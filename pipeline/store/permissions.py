@@ -20,7 +20,8 @@ _IN_SCRIPTS: Final = (
     "XADD . 1-1 f 1", "XLEN", "XRANGE . - +", "XREVRANGE . + -", "XINFO STREAM .", "XTRIM . MAXLEN 0", "XDEL . 1-1",
     "DEL",
     "ZADD . 1 m", "ZSCORE . m", "ZRANGE . 0 -1", "ZRANGEBYSCORE . 0 1", "ZREMRANGEBYSCORE . 5 6",
-    "ZREMRANGEBYRANK . 5 6", "PEXPIRE . 1000", "ZREM . m", "LPUSH . m", "LLEN", "RPOP", "SADD . m", "SREM . m", "DEL",
+    "ZREMRANGEBYRANK . 5 6", "PEXPIRE . 1000", "ZREM . m", "LPUSH . m", "LLEN", "RPOP", "SADD . m",
+    "RENAME . .", "SREM . m", "DEL",
 )  # fmt: skip
 """Every command that our scripts send, in an order in which each finds its type; `.` or nothing is the probe's key."""
 

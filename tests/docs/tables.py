@@ -17,12 +17,15 @@ PAGE: Final = DOCS / "configuration.md"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.S)
 _FIELD = re.compile(r"^((?:\w+, )*\w+): (.*?)(?=^(?:\w+, )*\w+: |\Z)", re.M | re.S)
 _DEFAULTS: Final = {
-    ("run", "redis_url"): "`CELERIAC_REDIS`, else one of its own",
+    ("run", "redis_urls"): "`CELERIAC_REDIS`, else one of its own",
     ("run", "workers"): "the number of cores",
     ("run", "partitions"): "2 for each worker",
     ("run", "job_id"): "the pipeline's name, the time and four letters",
     ("run", "reader"): "what each source says",
     ("run", "scale"): "the number stays",
+    ("run", "pools"): "1 worker for each",
+    ("autoscale", "pool"): "`main`",
+    ("worker", "pool"): "`CELERIAC_POOL`, else `main`",
     ("run", "policy"): "`ds2`",
     ("run", "catch_up_seconds"): "60 s",
     ("run", "cooldown_seconds"): "30 s",

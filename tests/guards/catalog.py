@@ -24,6 +24,8 @@ _MOVED: Final = "tests/store/test_rescales.py"
 _RESTORES: Final = "tests/runtime/test_savepoints.py -k interrupted_restore"
 _MOVES: Final = "tests/store/test_moving.py"
 _SUSPENDS: Final = "tests/store/test_cuts.py -k in_flight"
+_SHADOWS: Final = "tests/runtime/test_shadowing.py"
+_PROMOTES: Final = "tests/runtime/test_shadowing.py -k before_both"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -62,7 +64,7 @@ GUARDS: Final = (
     Guard("gate of keys", "commit", "if ARGV[2] == switch and tonumber(m[17]", "if false and tonumber(m[17]", _MOVED),
     Guard("arrival at a mark", "commit", "  arrive(gives)\n", "", _MOVED),
     Guard("end of one that comes back", "rescale", "if ended[k] ~= '9007199254740991' then", "if false then", _MOVED),
-    Guard("no cut among an operation", "cut", "if other then return {-10", "if false then return {-10", _MOVED),
+    Guard("no cut among an operation", "cut", "if other and not is_shadow then", "if false then", _MOVED),
     Guard("no upgrade beside another", "undertake", "if other then return {-1,", "if false then return {-1,", _CLAIMS),
     Guard("no rescale beside one", "begin", "if other then return {-1,", "if false then return {-1,", _CLAIMS),
     Guard("claim of an upgrade", "carry", "if not o[1] or o[1] ~= ARGV[1] then return {-1} end", "", _CLAIMS),
@@ -70,5 +72,14 @@ GUARDS: Final = (
     Guard("claim, a new version", "version", "if ARGV[5] ~= '' and call", "if false and call", _CLAIMS),
     Guard("a restore that is not done", "transition", "== 'running' and j[3] then", "== '' then", _RESTORES),
     Guard("nothing in flight", "cut", "if suspends and m[3] ~= ", "if false and m[3] ~= ", _SUSPENDS),
+    Guard("input of a shadow", "append", "if shadow then tee(", "if false then tee(", _SHADOWS),
+    Guard("room of a shadow", "prelude", "if to[3] + size <= to[4] then", "if true then", _SHADOWS),
+    Guard("one place of a job and its shadow", "promote", "if m[1] ~= o[1] or m[2] ~= o[2] or", "if", _PROMOTES),
+    Guard("input that a shadow has not got", "promote", " or call('XLEN', waiting) > 0 then", " then", _PROMOTES),
+    Guard("nothing in flight at a promotion", "promote", "  if one[3] ~= ", "  if false and one[3] ~= ", _PROMOTES),
+    Guard("table of a promoted version", "promote", "'table', version, 'code'", "'table', j[2], 'code'", _SHADOWS),
+    Guard("command of a shadow", "unshadow", "if ARGV[3] == '' and is_held", "if false and is_held", _SHADOWS),
+    Guard("nothing beside one that is left", "prelude", " and not call('HGET', job, 'shadow') then", " then", _SHADOWS),
+    Guard("no replay beside a shadow", "replay", "if j[4] then return {-9} end", "", _SHADOWS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

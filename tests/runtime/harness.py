@@ -18,6 +18,7 @@ from pipeline.errors import StoreUnavailable
 from pipeline.facts import PartitionFacts
 from pipeline.keying import GROUPS
 from pipeline.plan import STREAM_FORMATS, compile_plan, stream_name
+from pipeline.pools import POOL
 from pipeline.records import Batch
 from pipeline.savepoints.reading import Savepoint
 from pipeline.savepoints.restoring import restore_job
@@ -122,11 +123,12 @@ class LocalJob:
         clock: Callable[[], float] = stopped_clock,
         takes_tickets: bool = False,
         savepoint: Savepoint | None = None,
+        exists: bool = False,
         **restoring: bool,
     ) -> None:
         """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker.
 
-        Of a `savepoint` the job is restored, as `restore_job` is told.
+        Of a `savepoint` the job is restored, as `restore_job` is told. One that `exists` is left as it is.
         """
         self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
         self.limits = limits or Limits()
@@ -136,7 +138,9 @@ class LocalJob:
         scripts = Scripts(self.client)
         self._scripts = scripts
         self.jobs = JobStore(scripts)
-        if savepoint is None:
+        if exists:
+            self.plan = self.jobs.read(job).plan
+        elif savepoint is None:
             self.jobs.create(job, self.plan)
         else:
             self.restored = restore_job(scripts, savepoint, job, self.plan, **restoring)
@@ -462,10 +466,10 @@ def numbered(keys: Sequence[Any], count: int, first: int = 1) -> list[list[Any]]
     return [[key, number] for number in range(first, first + count) for key in keys]
 
 
-def oracle_of(stream: Stream, name: str = "oracle") -> KeyedStream:
+def oracle_of(stream: Stream, name: str = "oracle", pool: str = POOL) -> KeyedStream:
     """Keys a stream of [key, number], and checks that the numbers of each key are 1, 2, 3, ..."""
     return (
-        stream.key_by(lambda pair: pair[0], name=f"{name}_key")
+        stream.key_by(lambda pair: pair[0], name=f"{name}_key", pool=pool)
         .map(lambda pair: pair[1], name=f"{name}_number")
         .stateful_map(in_sequence, name=name)
     )

@@ -136,6 +136,22 @@ def test_the_server_is_private_never_evicts_and_keeps_small_hashes_small(tmp_pat
     assert modes == [0o700, 0o700]
 
 
+def test_the_server_goes_before_its_users_where_the_system_lets_us(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            os.setpriority(os.PRIO_PROCESS, other.pid, -5)
+        except PermissionError:
+            expected = os.getpriority(os.PRIO_PROCESS, 0)
+        else:
+            expected = -5
+        other.kill()
+
+    with EmbeddedRedis.start(tmp_path / "data") as server:
+        assert os.getpriority(os.PRIO_PROCESS, server.pid) == expected
+        group = Path(f"/proc/{server.pid}/autogroup")
+        assert not group.exists() or expected != -5 or group.read_text().split()[-1] == "-5"
+
+
 def test_what_was_written_is_there_after_a_kill_and_a_restart(tmp_path: Path) -> None:
     with EmbeddedRedis.start(tmp_path) as server, redis.Redis.from_url(server.url) as client:
         client.set("key", "value")

@@ -46,6 +46,7 @@ class Led:
         self.moving = MovingStore(self._scripts, job.job)
         self.link = AgentLink(self._scripts, job.job)
         self.nodes: dict[str, str] = {}
+        self.pools: dict[str, str] = {}
         self._leaders = 0
         self.lead_anew()
 
@@ -58,15 +59,15 @@ class Led:
         if self.job.client.exists(keys.leader(self.job.job)):
             self.job.client.hset(keys.leader(self.job.job), "until", 0)
 
-    def join(self, name: str, incarnation: str = "1-a", node: str = "") -> None:
+    def join(self, name: str, incarnation: str = "1-a", node: str = "", pool: str = "main") -> None:
         self.job.worker(name, incarnation)
-        self.nodes[name] = node
+        self.nodes[name], self.pools[name] = node, pool
         self.beat(name)
 
     def beat(self, *names: str) -> None:
         for name in names or self.job.workers:
             worker = self.job.workers[name]
-            report = {**worker.hand.report(self.job.clock()), "node": self.nodes[name]}
+            report = {**worker.hand.report(self.job.clock()), "node": self.nodes[name], "pool": self.pools[name]}
             mine = worker.ownership  # its heart has a connection of its own
             Ownership(self._scripts, mine.job, mine.worker, mine.incarnation).heartbeat(json.dumps(report))
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from pipeline import Pipeline, read, write
 from pipeline.cli.joining import chosen_name
 from pipeline.cli.main import run_command
 from pipeline.cli.nodecommands import mark_drained, until_empty
 from pipeline.errors import JobStateError
 from pipeline.facts import JobFacts
 from pipeline.nodes import free_name
-from tests.runtime.test_moves import Led, led
+from tests.runtime.harness import LocalJob, oracle_of
+from tests.runtime.test_moves import PATIENT, Led, led, send
 
 
 @pytest.fixture
@@ -181,3 +183,34 @@ def test_a_node_is_called_after_its_host_and_a_second_one_has_a_number(site: Led
     site.join("w0", node="here")
 
     assert free_name(facts(site), host) == found
+
+
+def test_the_last_node_of_a_pool_is_not_drained_and_status_says_what_a_pool_waits_for(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LocalJob(redis_url, in_two_pools(), partitions=2, limits=PATIENT) as job:
+        site = Led(job)
+        site.join("w0", node="here")
+        site.turn()
+        assert {part.stage for part in site.parts() if not part.owner} == {1}
+        run_command(["status", "j", "--redis", redis_url])
+        assert "stage oracle_key waits for a worker of pool gpu: start one with" in capsys.readouterr().out
+
+        for name, node, pool in (("w1", "there", "main"), ("g0", "there", "gpu")):
+            site.join(name, node=node, pool=pool)
+        site.turns(site.settled)
+        assert {part.owner for part in site.parts() if part.stage == 1} == {"g0"}
+        assert run_command(["node", "drain", "j", "there", "--redis", redis_url]) == 2
+        assert "node 'there' is the last one of pool gpu of job 'j' that may have work" in capsys.readouterr().err
+        assert run_command(["node", "list", "j", "--redis", redis_url]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["gpu", "main"]
+
+        send(site, range(1, 4))
+        site.finish(3)
+
+
+def in_two_pools() -> Pipeline:
+    flow = Pipeline("two")
+    pairs = flow.source(read.iterable([0]), name="in")
+    oracle_of(pairs, pool="gpu").sink(write.stream("out"), name="out")
+    return flow

@@ -105,7 +105,7 @@ class Site:
         """The heartbeats of all that run."""
         for child in self.agent.children():
             if child.state is ChildState.RUNNING:
-                report = json.dumps({"pool": "main"})
+                report = json.dumps({"sized": True})
                 Ownership(self.scripts, JOB, child.name, child.incarnation).heartbeat(report)
 
     def lead(self) -> None:
@@ -263,7 +263,7 @@ def seen(site: Site, second: float, stage: int = 0, **changes: Any) -> JobFacts:
     first, *rest = sorted(facts.partitions, key=lambda part: (part.stage != stage, part.stage, part.partition))
     busy = replace(first, position=Position(f"{taken + 1}-0"), backlog=taken, taken=taken)
     workers = tuple(
-        WorkerFacts(f"w{number}", "1-a", 0.1, False, {"pool": "main", "busy": {str(stage): second}})
+        WorkerFacts(f"w{number}", "1-a", 0.1, False, {"sized": True, "busy": {str(stage): second}})
         for number in range(facts.record.workers_wanted)
     )
     return replace(

@@ -106,7 +106,7 @@ def _commands() -> st.SearchStrategy[list[str]]:
         command("ZREM", key, field),
         command("ZSCORE", key, field), command("ZCARD", key), command("ZRANGE", key, rank, rank),
         command("ZMSCORE", key, field, number), command("ZSCAN", key, st.just("0")),
-        command("COPY", key, key), command("COPY", key, key, st.just("REPLACE")),
+        command("COPY", key, key), command("COPY", key, key, st.just("REPLACE")), command("RENAME", key, key),
         command("ZRANGE", key, rank, rank, st.just("WITHSCORES")),
         command("ZRANGEBYSCORE", key, score, score), command("ZRANGEBYSCORE", key, score, score, st.just("WITHSCORES")),
         command("ZRANGEBYSCORE", key, score, score, st.just("LIMIT"), count, count),

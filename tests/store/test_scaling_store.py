@@ -208,3 +208,33 @@ def test_a_decision_reads_as_it_was_written_with_all_its_facts(bench: Bench, sto
     store.decide("j", bench.token, without)
 
     assert store.decisions("j") == [without]
+
+
+def test_each_pool_has_settings_and_a_number_of_its_own(bench: Bench, store: ScalingStore) -> None:
+    assert store.configure("j", Scaling(1, 4), 3, "gpu") == 3
+    store.configure("j", SCALING)
+    link = AgentLink(bench.scripts, "j")
+
+    assert store.decide("j", bench.token, replace(a_decision(before=3, wanted=4), pool="gpu"))
+    assert not store.decide("j", bench.token, a_decision(before=3))
+
+    record = bench.jobs.read("j")
+    assert (record.scaled["main"].workers_wanted, record.scaled["main"].scaled_at_ms) == (2, 0)
+    assert (record.scaled["gpu"].scaling, record.scaled["gpu"].workers_wanted) == (Scaling(1, 4), 4)
+    assert record.scaled["gpu"].scaled_at_ms > 0
+    assert (link.workers_wanted(), link.workers_wanted("gpu"), link.workers_wanted("io")) == (2, 4, None)
+    assert [(each.pool, each.wanted) for each in store.decisions("j")] == [("gpu", 4)]
+
+    store.fix("j")
+    assert list(bench.jobs.read("j").scaled) == ["gpu"]
+    store.fix("j", "gpu")
+    assert bench.jobs.read("j").scaled == {}
+    assert not [name for name in bench.client.hkeys(keys.job("j")) if b"gpu" in name]
+
+
+def test_a_worker_has_others_in_its_own_pool_only(bench: Bench) -> None:
+    link = AgentLink(bench.scripts, "j")
+    for name, pool in (("w0", "main"), ("g0", "gpu"), ("g1", "gpu")):
+        Ownership(bench.scripts, "j", name, "1-a").heartbeat(json.dumps({"pool": pool}))
+
+    assert [link.has_others(name) for name in ("w0", "g0", "g1", "nobody")] == [False, True, True, False]

@@ -32,10 +32,10 @@ class Store:
         if key in cache.state[operator]:
             data = encode_value(cache.state[operator][key])
             self.held[(operator, key)] = data
-            cache.note_size(operator, key, len(data))
+            cache.note_sizes(operator, [key], [len(data)])
         else:
             self.held.pop((operator, key), None)
-            cache.note_size(operator, key, 0)
+            cache.note_gone(operator, [key])
 
 
 @given(
@@ -122,7 +122,7 @@ def test_keys_that_are_made_and_deleted_leave_nothing_behind() -> None:
         store.write(cache, "one", key)
 
     assert cache.young_bytes == 0
-    assert not cache._sizes
+    assert not any(cache._sizes.values())
     assert sizes(cache) == 0
 
 
@@ -150,7 +150,7 @@ def test_clear_forgets_both_generations() -> None:
     for key in "abc":
         cache.prepare({key}, store.load)
         cache.state["one"][key] = key
-        cache.note_size("one", key, 1)
+        cache.note_sizes("one", [key], [1])
 
     cache.clear()
 
@@ -168,9 +168,9 @@ def test_it_tells_how_much_it_holds_in_both_generations() -> None:
     for key in range(20):
         cache.prepare({key}, load)
         assert cache.keys == len(cache.state["op"]) + len(cache._old["op"])
-        assert cache.size_bytes == sum(cache._sizes.values()) + sum(cache._old_sizes.values())
+        assert cache.size_bytes == sum(cache._sizes["op"].values()) + sum(cache._old_sizes["op"].values())
         cache.prepare({max(0, key - 2)}, load)
-        assert cache.size_bytes == sum(cache._sizes.values()) + sum(cache._old_sizes.values())
+        assert cache.size_bytes == sum(cache._sizes["op"].values()) + sum(cache._old_sizes["op"].values())
     assert cache.size_bytes > 0
     cache.clear()
     assert (cache.keys, cache.size_bytes) == (0, 0)

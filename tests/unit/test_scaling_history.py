@@ -28,7 +28,7 @@ PLAN = a_plan([("source", (), 2), ("count", (0,), 2)])
 def a_worker(
     name: str = "w0", busy: dict[str, Any] | None = None, incarnation: str = "1-a", **report: Any
 ) -> WorkerFacts:
-    return WorkerFacts(name, incarnation, 0.1, False, {"pool": "main", "busy": busy or {}, **report})
+    return WorkerFacts(name, incarnation, 0.1, False, {"sized": True, "busy": busy or {}, **report})
 
 
 def a_look(second: float, *parts: PartitionFacts, workers: tuple[WorkerFacts, ...] = (), **changes: Any) -> JobFacts:
@@ -217,7 +217,7 @@ def replayed(name: str, scaling: Scaling, fail_over_at: int | None = None) -> li
             wanted, scaled_at_ms = row["wanted"], row["now_ms"]
         parts = tuple(a_partition((at, part), head, taken, left) for at, part, head, taken, left in row["parts"])
         workers = tuple(
-            WorkerFacts(who, incarnation, age, False, {"pool": pool, "busy": busy})
+            WorkerFacts(who, incarnation, age, False, {"sized": bool(pool), "busy": busy})
             for who, incarnation, age, pool, busy in row["workers"]
         )
         record = a_record(plan, scaling, wanted, scaled_at_ms)

@@ -65,6 +65,17 @@ def _copy(keyspace: Keyspace, args: Args) -> int:
     return 1
 
 
+def _rename(keyspace: Keyspace, args: Args) -> Status:
+    keyspace.forget_expired()
+    source, target = args
+    if source not in keyspace.keys:
+        raise Refusal("ERR no such key")
+    if source != target:
+        _copy(keyspace, [source, target, b"REPLACE"])
+        keyspace.remove(source)
+    return Status(b"OK")
+
+
 def _pexpire(keyspace: Keyspace, args: Args) -> int:
     keyspace.forget_expired()
     if args[0] not in keyspace.keys:
@@ -353,6 +364,7 @@ def _zremrangebyscore(keyspace: Keyspace, args: Args) -> int:
 
 COMMANDS: Final[dict[bytes, Callable[[Keyspace, Args], Any]]] = {
     b"DEL": _delete, b"UNLINK": _delete, b"EXISTS": _exists, b"TYPE": _type, b"COPY": _copy,
+    b"RENAME": _rename,
     b"PEXPIRE": _pexpire, b"EXPIRE": _expire,
     b"SCAN": _scan, b"FLUSHALL": _flush, b"FLUSHDB": _flush, b"TIME": _time, b"MEMORY": _memory_usage,
     b"GET": _get, b"SET": _set, b"INCR": _incr,

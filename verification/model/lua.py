@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
+import msgspec
+
 from pipeline.errors import EnvironmentFault
 from verification.model.commands import COMMANDS, Status
 from verification.model.keyspace import Keyspace, NotModelled, Refusal
@@ -21,8 +23,8 @@ _READS: Final = frozenset(
 
 # What a script finds: no file, no clock, no chance, and no globals of its own making.
 _PREPARE: Final = b"""
-local call, pcall_, sha1 = ...
-local found = {redis = {call = call, pcall = pcall_, sha1hex = sha1}}
+local call, pcall_, sha1, unpacked = ...
+local found = {redis = {call = call, pcall = pcall_, sha1hex = sha1}, cmsgpack = {unpack = unpacked}}
 for _, name in ipairs({'ipairs', 'pairs', 'next', 'tonumber', 'tostring', 'type', 'unpack', 'select', 'error', 'pcall',
   'assert', 'string', 'table', 'math'}) do found[name] = _G[name] end
 function found.redis.error_reply(text) return {err = text} end
@@ -59,7 +61,7 @@ class Engine:
         self._compiled: dict[str, Any] = {}
         self.wrote = False
         """Whether the script that ran last has sent a command that may write."""
-        self._flat, self._run = self._lua.execute(_PREPARE, self._call, self._pcall, _sha1hex)
+        self._flat, self._run = self._lua.execute(_PREPARE, self._call, self._pcall, _sha1hex, self._unpacked)
 
     def run(self, keyspace: Keyspace, text: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
         """What the script answers. Raises Refusal; as in Redis, what was written before that stays."""
@@ -100,6 +102,18 @@ class Engine:
             return self._call(name, *args)
         except Refusal as refusal:
             return self._table({b"err": str(refusal).encode()})
+
+    def _unpacked(self, data: bytes) -> Any:
+        """`cmsgpack.unpack` of one value."""
+        try:
+            return self._lua_data(msgspec.msgpack.decode(data))
+        except msgspec.MsgspecError as error:
+            raise Refusal(f"Bad data format in input. {error}") from None
+
+    def _lua_data(self, value: Any) -> Any:
+        if type(value) is list:
+            return self._table([self._lua_data(part) for part in value])
+        return value.encode() if type(value) is str else value
 
     def _lua_value(self, answer: Any) -> Any:
         if answer is None:

@@ -13,7 +13,7 @@
 -- or none: then the stored one stays where it is, behind the numbers, and a reader skips by counting. It is never ahead.
 local inbox, meta, log, job = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local sender, first, count = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
-local j = call('HMGET', job, 'state', 'gate', 'table', 'run_id')
+local j = call('HMGET', job, 'state', 'gate', 'table', 'run_id', 'tee')
 if not j[1] then return {-5, 0} end
 local known = call('HMGET', log, sender, 'e:' .. sender)
 if not known[1] then return {-1, 0} end
@@ -61,10 +61,16 @@ if #skip > 0 then
   found = uncountable(meta, 'duplicate')
   if found then return refusal(found) end
 end
+local shadow
+if j[5] then
+  shadow, found = tee_of(job, inbox)
+  if found then return refusal(found) end
+end
 local watermark = ARGV[6] == '' and 'null' or ARGV[6]
 local header = '["D","' .. sender .. '",' .. int(first) .. ',' .. int(count) .. ',' .. watermark .. ',' .. j[3] .. ',['
   .. table.concat(skip, ',') .. ']]'
-put(inbox, meta, header, ARGV[5], count)
+local id = put(inbox, meta, header, ARGV[5], count)
+if shadow then tee(job, shadow, id, header, ARGV[5]) end
 call('HSET', log, sender, int(first + count - 1))
 if ARGV[9] and ARGV[9] ~= '' then call('HSET', log, 'p:' .. sender, int(first + count - 1) .. ' ' .. ARGV[9]) end
 for k = 5, #KEYS do

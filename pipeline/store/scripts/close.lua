@@ -16,11 +16,19 @@ for i = 3, #KEYS, 2 do
   key = unfit(KEYS[i], KEYS[i + 1])
   if key then return refusal(key) end
 end
+local shadows = {}
+if call('HGET', KEYS[2], 'tee') then
+  for i = 3, #KEYS, 2 do
+    shadows[i], key = tee_of(KEYS[2], KEYS[i])
+    if key then return refusal(key) end
+  end
+end
 call('HDEL', KEYS[2], 'ending:' .. ARGV[2])
 for i = 3, #KEYS, 2 do
   if not call('HGET', KEYS[i + 1], 'closed') then
     call('HSET', KEYS[i + 1], 'closed', '1')
-    put(KEYS[i], KEYS[i + 1], '["E","source"]', nil, 0)
+    local id = put(KEYS[i], KEYS[i + 1], '["E","source"]', nil, 0)
+    if shadows[i] and call('HGET', KEYS[2], 'tee') then tee(KEYS[2], shadows[i], id, '["E","source"]') end
     ring(KEYS[i + 1])
     closed = closed + 1
   end

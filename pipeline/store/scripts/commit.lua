@@ -5,7 +5,9 @@
 --   9 read from entry   10 records to read   11 bytes to read   12 bytes of the entries left behind
 --   13 inbox_records   14 inbox_bytes   15 low mark (share)   16..20 taken, emitted, filtered, late, dead
 --   then n, n values: fields of meta;  n, n values: fields of log
---   then w, w times: command, key number, '1' if this owner knows the key's type, n, n values   (HSET, HDEL, HINCRBY, ZADD, ZREM, XADD)
+--   then '', or as MessagePack a list of writes: command, key number, whether this owner knows the key's type, lengths of
+--     the values (HSET, HDEL, HINCRBY, ZADD, ZREM, XADD);  the values of all writes, one behind the other. An argument for
+--     each would cost more than what is done with it, and the MessagePack of Redis 6.2 knows no bytes
 --   then d, d times: inbox, meta, log, waiting as key numbers, kind (inbox or out), e, e times: kind (D, W, E), count, watermark, payload
 -- Returns {0} idle: the ring flag is clear   {1, entries}   {2} yielded   {3} kept
 --   -1 fenced   -2 moved on   -3 old table   -4 full: registered as waiting   -5 the job does not run
@@ -62,22 +64,23 @@ if switch and ARGV[4] == switch and ARGV[2] ~= switch then
   gives, key = receivers(string.sub(job, 1, -5), meta, log, {unpack(ARGV, log_at, log_at + log_n - 1)})
   if not gives then return {-7, key} end
 end
-local writes = {}
+local writes = ARGV[at] ~= '' and cmsgpack.unpack(ARGV[at]) or {}
+local data, from = ARGV[at + 1], 1
 local wanted = {HSET = 'hash', HDEL = 'hash', HINCRBY = 'hash', ZADD = 'zset', ZREM = 'zset', XADD = 'stream'}
-local count = tonumber(ARGV[at])
-at = at + 1
-for i = 1, count do
-  local write = {ARGV[at], KEYS[tonumber(ARGV[at + 1])], at + 4, tonumber(ARGV[at + 3])}
-  if ARGV[at + 2] ~= '1' and foreign({write[2], wanted[write[1]]}) then return {-7, write[2]} end
-  if write[1] == 'HINCRBY' and not string.match(call('HGET', write[2], ARGV[at + 4]) or '0', '^%-?%d+$') then
-    return {-7, write[2]}
+for _, write in ipairs(writes) do
+  local name, values = KEYS[write[2]], write[4]
+  write[2] = name
+  for i, length in ipairs(values) do
+    values[i], from = string.sub(data, from, from + length - 1), from + length
   end
-  writes[i] = write
-  at = at + 4 + write[4]
+  if not write[3] and foreign({name, wanted[write[1]]}) then return {-7, name} end
+  if write[1] == 'HINCRBY' and not string.match(call('HGET', name, values[1]) or '0', '^%-?%d+$') then
+    return {-7, name}
+  end
 end
 local outs = {}
-count = tonumber(ARGV[at])
-at = at + 1
+local count = tonumber(ARGV[at + 2])
+at = at + 3
 for i = 1, count do
   local out = {}
   for k = 1, 4 do out[k] = KEYS[tonumber(ARGV[at + k - 1])] end
@@ -127,7 +130,7 @@ if j[4] then
       if size ~= 'x' then
         local pairs_, bytes, names = {}, 0, {}
         local step = (write[1] == 'HSET' or write[1] == 'ZADD') and 2 or 1
-        for i = write[3] + (write[1] == 'ZADD' and 1 or 0), write[3] + write[4] - 1, step do names[#names + 1] = ARGV[i] end
+        for i = write[1] == 'ZADD' and 2 or 1, #write[4], step do names[#names + 1] = write[4][i] end
         local fresh = {}
         for i = 1, #names, 4000 do
           local to = math.min(i + 3999, #names)
@@ -222,12 +225,12 @@ if cut then
   end
 end
 for _, write in ipairs(writes) do
-  for i = write[3], write[3] + write[4] - 1, 4000 do
-    local j_ = math.min(i + 3999, write[3] + write[4] - 1)
+  local values = write[4]
+  for i = 1, #values, 4000 do
     if write[1] == 'XADD' then
-      call('XADD', write[2], '*', unpack(ARGV, i, j_))
+      call('XADD', write[2], '*', unpack(values, i, math.min(i + 3999, #values)))
     else
-      call(write[1], write[2], unpack(ARGV, i, j_))
+      call(write[1], write[2], unpack(values, i, math.min(i + 3999, #values)))
     end
   end
 end

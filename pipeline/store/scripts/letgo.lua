@@ -5,12 +5,13 @@
 -- ARGV: letter id, payload where it was not edited, field of the key, 'true' if the letter's record runs, 'false' if it is dropped,
 --   version of the table that the inbox was chosen by
 -- Returns {1}, {-1} no such letter, {-2} the table is another by now, {-3, records held} its input has ended, {-4} the server was restarted just now,
---   {-5} no such job
+--   {-5} no such job, {-9} a shadow runs beside the job
 -- The first write is an XDEL, which a Redis without memory lets through. When all is done, a letter that holds nothing
 -- back can still be dropped.
-local h = call('HMGET', KEYS[1], 'state', 'run_id', 'table')
+local h = call('HMGET', KEYS[1], 'state', 'run_id', 'table', 'shadow')
 local j = h[1]
 if not j then return {-5} end
+if h[4] then return {-9} end
 if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end
 if h[3] ~= ARGV[5] then return {-2} end
 local key = foreign({KEYS[6], 'hash', KEYS[3], 'hash', KEYS[4], 'stream', call('HGET', KEYS[5], 'queue'), 'list'})

@@ -84,6 +84,7 @@ local function put(inbox, meta, header, payload, count)
     call('XADD', inbox, id, 'h', header)
     call('HSET', meta, 'head', int(head), 'sub', int(sub + 1))
   end
+  return id
 end
 
 -- The first of key, type, key, type, ... that exists with another type; a command on it would fail half-way.
@@ -108,6 +109,38 @@ local function uncountable(key, ...)
 end
 
 local function refusal(found) return redis.error_reply('FOREIGN ' .. found) end
+
+-- Where the entries of an entry inbox wait for the job's shadow; or nothing, and what is foreign there.
+local function tee_of(job, inbox)
+  local root = string.sub(job, 1, -5)
+  local stream, record = root .. ':tee:' .. string.match(inbox, ':inbox:(.+)$'), root .. ':shadow'
+  local key = foreign({stream, 'stream', record, 'hash'})
+  if key then return nil, key end
+  local h = call('HMGET', record, 'bytes', 'limit')
+  key = no_number(record, {'bytes', 'limit'}, h)
+  if key then return nil, key end
+  return {stream, record, tonumber(h[1] or 0), tonumber(h[2] or 0)}
+end
+
+-- Gives the shadow an entry that was appended as `id`. When too much waits for it, it is given up: no append ever waits.
+local function tee(job, to, id, header, payload)
+  local size = #header + #(payload or '') + 64
+  local answer = {err = 'full'}
+  if to[3] + size <= to[4] then
+    if payload then
+      answer = redis.pcall('XADD', to[1], id, 'h', header, 'd', payload)
+    else
+      answer = redis.pcall('XADD', to[1], id, 'h', header)
+    end
+  end
+  if type(answer) == 'table' then
+    call('HDEL', job, 'tee')
+    call('HSET', to[2], 'given_up', 'slow')
+    return
+  end
+  to[3] = to[3] + size
+  call('HSET', to[2], 'bytes', int(to[3]))
+end
 
 -- True if one entry id stands in front of another.
 local function before(one, other)
@@ -286,14 +319,14 @@ end
 
 -- The operation that keeps others from beginning: {what it is, its phase, milliseconds since it began}, or nothing where
 -- there is none. One whose command was not heard until its time keeps nobody: the second answer, for whoever begins to
--- end it by `end_operation`; behind that, what is foreign in it.
+-- end it by `end_operation`; behind that, what is foreign in it. A shadow keeps them until it is taken away.
 local function under_way(job, operation)
   local o = call('HMGET', operation, 'id', 'about', 'phase', 'begun_at', 'until')
   if not o[1] then return end
   local found = no_number(operation, {'begun_at', 'until'}, {o[4], o[5]}) or uncountable(operation, 'switched_at')
   if found then return nil, false, found end
   local time = now(job)
-  if o[5] and tonumber(o[5]) < time then return nil, true end
+  if o[5] and tonumber(o[5]) < time and not call('HGET', job, 'shadow') then return nil, true end
   return {o[2] or '', o[3] or '', math.max(0, time - tonumber(o[4] or time))}
 end
 

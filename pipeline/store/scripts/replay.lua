@@ -1,10 +1,12 @@
 -- Puts the record of a dead letter back into the inbox in which it failed, and takes the letter away: both or nothing.
 -- KEYS: job, dead letters, edits, inbox, meta, log, then the meta of each entry partition that feeds it
 -- ARGV: letter id, payload, inbox_records, inbox_bytes, version of the table that the inbox was chosen by
--- Returns {1}, {-1} no such letter, {-2} the table is another by now, {-3} its input has ended, {-4} the inbox is full, or the server was restarted just now, {-5} no such job
+-- Returns {1}, {-1} no such letter, {-2} the table is another by now, {-3} its input has ended, {-4} the inbox is full, or the server was restarted just now, {-5} no such job,
+--   {-9} a shadow runs beside the job
 -- The first write is an XDEL, which a Redis without memory lets through.
-local j = call('HMGET', KEYS[1], 'state', 'table', 'run_id')
+local j = call('HMGET', KEYS[1], 'state', 'table', 'run_id', 'shadow')
 if not j[1] then return {-5} end
+if j[4] then return {-9} end
 if #call('XRANGE', KEYS[2], ARGV[1], ARGV[1]) == 0 then return {-1} end
 if j[2] ~= ARGV[5] then return {-2} end
 local is_open = false

@@ -10,6 +10,7 @@ if key then return redis.error_reply('WRONGTYPE ' .. key) end
 if ARGV[5] ~= '' and call('HGET', KEYS[4], 'token') ~= ARGV[5] then return {-1} end
 local at = int(now(KEYS[1]))
 call('LTRIM', KEYS[2], 0, int(tonumber(ARGV[2]) - 2))
+call('HDEL', KEYS[1], 'code')
 if ARGV[4] ~= '-' then call('DEL', KEYS[3]) end
 if ARGV[3] ~= '-' then call('HDEL', KEYS[1], 'submitted') end
 call('LPUSH', KEYS[2], at .. ' ' .. ARGV[1])

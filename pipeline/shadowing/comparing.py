@@ -1,0 +1,218 @@
+"""Compares what a job and its shadow give their sinks, key by key, while either may be ahead. Pure.
+
+Of each sink, partition and key the results come in an order. Across keys they do not, and where records of several
+senders meet in a stage their order is that of their arrival, which is not the same twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from pipeline.codec import decode_value, encode_value, key_field, read_key_field, shown
+from pipeline.reading.keytext import key_text
+from pipeline.records import Batch
+
+GRACE: Final = 1_000
+"""A result that the other side has passed by so many results of its partition does not come any more."""
+
+SHOWN: Final = 20
+"""So many differences are kept to be shown, the first ones."""
+
+_SEARCHED: Final = 64
+"""How far results of one key are looked for behind others: so far they may have changed their order."""
+
+_CHARACTERS: Final = 200
+_LANES: Final = 100_000
+_OVERHEAD_BYTES: Final = 200
+
+
+class Side(IntEnum):
+    LIVE = 0
+    SHADOW = 1
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One result that is not the same, as text; None on the side that has none in its place."""
+
+    sink: str
+    key: str | None
+    live: str | None
+    shadow: str | None
+
+
+class SinkTally(msgspec.Struct):
+    """Results of one sink. equal: of both, in order; moved: of both, in another order; different: of one, or not equal.
+
+    waiting: results of the job, and of the shadow, that the other has not given yet.
+    """
+
+    equal: int = 0
+    moved: int = 0
+    different: int = 0
+    waiting: list[int] = msgspec.field(default_factory=lambda: [0, 0])
+
+    @property
+    def compared(self) -> int:
+        return self.equal + self.moved + self.different
+
+
+@dataclass(slots=True, eq=False)
+class _Result:
+    lane: _Lane
+    number: int
+    data: bytes
+    is_through: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.data) + _OVERHEAD_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """The results of one key in one partition that wait for their counterparts.
+
+    matched: the numbers of the last ones that had one. last: the newest results while it is there.
+    """
+
+    sink: str
+    name: bytes | None
+    queues: tuple[deque[_Result], deque[_Result]] = field(default_factory=lambda: (deque(), deque()))
+    matched: list[int] = field(default_factory=lambda: [0, 0])
+    last: list[bytes | None] = field(default_factory=lambda: [None, None])
+
+
+@dataclass(slots=True)
+class _Sender:
+    """One partition in front of a sink: what it gave on both sides, and how far each of them was matched."""
+
+    counts: list[int] = field(default_factory=lambda: [0, 0])
+    matched: list[int] = field(default_factory=lambda: [0, 0])
+    queues: tuple[deque[_Result], deque[_Result]] = field(default_factory=lambda: (deque(), deque()))
+
+
+class Comparison:
+    """What was compared so far. `held_bytes` estimates the memory of what waits: whoever adds must look at it."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[str, SinkTally] = {}
+        self.first: list[Difference] = []
+        self.held_bytes = 0
+        self._senders: dict[tuple[str, int], _Sender] = {}
+        self._lanes: dict[tuple[str, int, bytes | None], _Lane] = {}
+        self._last: dict[tuple[str, bytes | None], list[bytes | None]] = {}
+
+    @property
+    def compared(self) -> int:
+        return sum(tally.compared for tally in self.tallies.values())
+
+    @property
+    def different(self) -> int:
+        return sum(tally.different for tally in self.tallies.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(sum(tally.waiting) for tally in self.tallies.values())
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        """Keys with differences, and those of them whose last results are the same."""
+        return len(self._last), sum(live is not None and live == shadow for live, shadow in self._last.values())
+
+    def add(self, side: Side, sink: str, partition: int, batch: Batch) -> None:
+        """Results of one partition for a sink, next after those that were added before."""
+        tally = self.tallies.setdefault(sink, SinkTally())
+        sender = self._senders.setdefault((sink, partition), _Sender())
+        for index, value in enumerate(batch.values):
+            name = None if batch.keys is None else key_field(batch.keys[index])
+            data = encode_value(value)
+            if (sink, name) in self._last:
+                self._last[sink, name][side] = data
+            lane = self._lanes.get((sink, partition, name))
+            if lane is None:
+                lane = self._lanes[sink, partition, name] = _Lane(sink, name)
+            lane.last[side] = data
+            sender.counts[side] += 1
+            result = _Result(lane, sender.counts[side], data)
+            if not self._match(side, result, sender, tally):
+                lane.queues[side].append(result)
+                sender.queues[side].append(result)
+                tally.waiting[side] += 1
+                self.held_bytes += result.size
+            elif not any(lane.queues):
+                del self._lanes[sink, partition, name]
+        self._give_up(sender, tally, GRACE)
+
+    def settle(self) -> None:
+        """Both sides have given all that they give for the same input: what waits has no counterpart."""
+        for (sink, _), sender in self._senders.items():
+            self._give_up(sender, self.tallies[sink], -1)
+        self._lanes.clear()
+
+    def _match(self, side: Side, result: _Result, sender: _Sender, tally: SinkTally) -> bool:
+        lane, other = result.lane, 1 - side
+        for at, found in enumerate(lane.queues[other]):
+            if at >= _SEARCHED:
+                return False
+            if found.data != result.data:
+                continue
+            del lane.queues[other][at]
+            self._take_out(found, tally, other)
+            is_in_order = found.number > lane.matched[other] and result.number > lane.matched[side]
+            tally.equal += is_in_order
+            tally.moved += not is_in_order
+            for place, one in ((other, found), (side, result)):
+                lane.matched[place] = max(lane.matched[place], one.number)
+                sender.matched[place] = max(sender.matched[place], one.number)
+            return True
+        return False
+
+    def _take_out(self, result: _Result, tally: SinkTally, side: int) -> None:
+        result.is_through = True
+        tally.waiting[side] -= 1
+        self.held_bytes -= result.size
+
+    def _give_up(self, sender: _Sender, tally: SinkTally, grace: int) -> None:
+        for side in Side:
+            queue = sender.queues[side]
+            reached = max(sender.matched[side], sender.counts[1 - side])
+            while queue and (queue[0].is_through or grace < 0 or queue[0].number + grace < reached):
+                result = queue.popleft()
+                if not result.is_through:
+                    self._differs(side, result, tally)
+
+    def _differs(self, side: int, result: _Result, tally: SinkTally) -> None:
+        """It stands against the first result that waits on the other side, or against none."""
+        lane = result.lane
+        lane.queues[side].remove(result)
+        pair: list[bytes | None] = [None, None]
+        pair[side] = result.data
+        self._take_out(result, tally, side)
+        if lane.queues[1 - side]:
+            other = lane.queues[1 - side].popleft()
+            pair[1 - side] = other.data
+            self._take_out(other, tally, 1 - side)
+        tally.different += 1
+        if len(self._last) < _LANES:
+            self._last.setdefault((lane.sink, lane.name), list(lane.last))
+        if len(self.first) < SHOWN:
+            key = None if lane.name is None else key_text(read_key_field(lane.name))
+            self.first.append(Difference(lane.sink, key, *(_text(data) for data in pair)))
+
+
+def difference_lines(first: list[Difference]) -> Iterator[str]:
+    """Some differences, for people."""
+    for each in first:
+        key = "" if each.key is None else f" key {each.key}:"
+        yield f"sink {each.sink}:{key} {each.live or 'nothing'} -> {each.shadow or 'nothing'}"
+
+
+def _text(data: bytes | None) -> str | None:
+    value: Any = None if data is None else decode_value(data)
+    return None if data is None else shown(value, _CHARACTERS)
