@@ -30,6 +30,7 @@ FIRST: Final = (
     "compose/test_spark_processes.py",
     "spark/test_examples_on_spark.py",
     "spark/test_backfill.py",
+    "spark/test_stream_query.py",
     "spark/test_datasource_writing.py",
     "conformance",
     "e2e",
