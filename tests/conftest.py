@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 import psycopg
@@ -22,6 +23,30 @@ from tests.strangers import strangers
 settings.register_profile("quick", max_examples=25, deadline=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+FIRST: Final = (
+    "spark/test_bulk_broken.py",
+    "compose/test_spark_processes.py",
+    "spark/test_examples_on_spark.py",
+    "spark/test_backfill.py",
+    "spark/test_stream_query.py",
+    "spark/test_datasource_writing.py",
+    "conformance",
+    "e2e",
+    "compose",
+    "docs",
+    "runtime",
+)
+"""What takes longest comes first: a long file that is begun last is waited for by an idle machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        own = item.path.relative_to(Path(__file__).parent)
+        return next((at for at, name in enumerate(FIRST) if own.is_relative_to(name)), len(FIRST))
+
+    items.sort(key=place)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,15 @@ import random
 from pathlib import Path
 
 from tests.e2e.chaos import Run, Site, a_chance, moments, read_rows
-from tests.e2e.references import EXAMPLES, check_delays, delays_by_pandas, read_counts, write_texts
+from tests.e2e.references import (
+    EXAMPLES,
+    check_delays,
+    delays_by_pandas,
+    flights,
+    needs_spark,
+    read_counts,
+    write_texts,
+)
 
 FLIGHTS = 336_776
 
@@ -63,7 +71,8 @@ def test_wordcount_equals_the_standard_library_whoever_is_killed(site: Site) -> 
 
 
 def test_flights_equal_pandas_whoever_is_killed(site: Site, tmp_path: Path) -> None:
-    delays = delays_by_pandas(tmp_path)
+    needs_spark(tmp_path)
+    delays = delays_by_pandas(flights())
     chance = a_chance()
     example = str(EXAMPLES / "flights.py")
     site.write(WITH_ORACLE.format(example=example, operator="running_mean", number="value['flights']"))

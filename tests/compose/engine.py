@@ -23,7 +23,7 @@ from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from tests.compose.composition import Service, services
-from tests.e2e.chaos import ROOT, wait_until
+from tests.e2e.chaos import ROOT, SMALL_JVM, wait_until
 
 PORTS: Final = ("5555", "7077", "8080", "8081")
 """Of Flower and Spark, as the files name them."""
@@ -91,10 +91,11 @@ class Engine:
         return services(self.variables, with_spark=self.with_spark)
 
     def environment(self, service: Service) -> dict[str, str]:
-        """Only what the file says, and what any container has."""
+        """Only what the file says, what any container has, and what makes a JVM start sooner."""
         path = f"{self.programs}:/usr/local/bin:/usr/bin:/bin"
         given = {"PATH": path, "HOSTNAME": socket.gethostname(), "HOME": str(self.temporary)}
-        return {**given, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT), **self.here(service.environment)}
+        ours = {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SMALL_JVM}
+        return {**given, **ours, **self.here(service.environment)}
 
     def here(self, environment: dict[str, str]) -> dict[str, str]:
         """In a network a container's name is a host's name; here there is one host."""

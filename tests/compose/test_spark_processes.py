@@ -35,7 +35,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.timeout(300)  # five JVMs start one behind the other
+@pytest.mark.timeout(400)  # five JVMs start one behind the other
 def test_a_job_reads_its_file_on_the_cluster(engine: Engine) -> None:
     lines = ["x" * (number % 7 + 1) for number in range(5_000)]
     (engine.work / "lines.txt").write_text("\n".join(lines) + "\n")
@@ -45,7 +45,7 @@ def test_a_job_reads_its_file_on_the_cluster(engine: Engine) -> None:
         engine.wait_for(name)
 
     job = engine.up("job")
-    wait_until(lambda: job.poll() is not None, "the job has ended", 110.0)
+    wait_until(lambda: job.poll() is not None, "the job has ended", 250.0)
 
     assert job.returncode == 0, engine.log("job")
     rows = {row["key"]: row for row in read_rows(engine.work / "out")}

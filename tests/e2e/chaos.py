@@ -39,6 +39,9 @@ MARK: Final = "CELERIAC_TEST_MARK"
 FOREIGN: Final = ("CELERIAC_REDIS", "PYTHONHASHSEED", "XDG_CONFIG_HOME")
 """Variables of the shell that would decide how a story goes."""
 
+SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""JAVA_TOOL_OPTIONS of every JVM of a test: none lives long enough for the second compiler or for G1."""
+
 SEED_VARIABLE: Final = "CELERIAC_TEST_SEED"
 
 RUN_SECONDS: Final = 90.0
@@ -178,6 +181,7 @@ class Site:
             "HOME": self.home,
             "XDG_CACHE_HOME": self.root / "cache",
             "PYTHONPATH": ROOT,
+            "JAVA_TOOL_OPTIONS": SMALL_JVM,
         }
         own = {MARK: self.mark, **{name: str(place) for name, place in places.items()}}
         return {**{name: value for name, value in os.environ.items() if name not in FOREIGN}, **own, **more}

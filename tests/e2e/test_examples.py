@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.chaos import Site, a_chance
-from tests.e2e.references import EXAMPLES, check_delays, delays_by_pandas, read_counts, write_texts
+from tests.e2e.references import (
+    EXAMPLES,
+    check_delays,
+    delays_by_pandas,
+    flights,
+    needs_spark,
+    read_counts,
+    write_texts,
+)
 
 
 def test_wordcount_as_it_is_equals_the_standard_library(site: Site) -> None:
@@ -18,10 +28,12 @@ def test_wordcount_as_it_is_equals_the_standard_library(site: Site) -> None:
     site.assert_clean("out")
 
 
+@pytest.mark.timeout(400)
 def test_flights_as_they_are_equal_pandas(site: Site, tmp_path: Path) -> None:
-    delays = delays_by_pandas(tmp_path)
+    needs_spark(tmp_path)
+    delays = delays_by_pandas(flights())
     run = site.start(str(EXAMPLES / "flights.py"))
-    run.finish()
+    run.finish(seconds=300.0)  # Spark's start takes its time on a busy machine
 
     check_delays(run.folder / "out/mean_delay", delays)
     site.assert_clean("out")

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from pipeline.errors import EnvironmentFault
+from tests.e2e.chaos import SMALL_JVM
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A session with two cores and four attempts at a task."""
-    os.environ["CELERIAC_SPARK_FAST_START"] = "1"
+    os.environ["JAVA_TOOL_OPTIONS"] = SMALL_JVM
     try:
         from pipeline.spark.session import spark_session
 

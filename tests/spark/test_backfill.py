@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.cli.main import run_command
 from tests.e2e.chaos import Site, wait_until
 from tests.e2e.references import read_rows
 
@@ -48,18 +50,23 @@ def write_input(folder: Path) -> Counter[str]:
 
 
 def test_history_on_spark_and_then_live_is_as_live_alone_though_both_are_killed(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    spark: Any,  # noqa: ARG001 - the second backfill runs on it, in this process
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("CELERIAC_SPARK_FAST_START", "1")
     folder = site.root / "work"
     site.write(FLOW)
     words = write_input(folder)
     kill_a_backfill(site)
     assert list(folder.glob("savepoints/*/manifest.json")) == []
 
-    done = site.command("backfill", "flow.py", "--until", "lines=700", "--savepoint", "history")
-    assert done.returncode == 0, done.stderr
-    assert "go on live, from the next record: celeriac run flow.py --from-savepoint savepoints/history" in done.stderr
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        code = run_command(["backfill", "flow.py", "--until", "lines=700", "--savepoint", "history"])
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert "go on live, from the next record: celeriac run flow.py --from-savepoint savepoints/history" in said
     run = site.start("flow.py", "--workers", "2", "--from-savepoint", "savepoints/history")
     run.wait_for_taken(100)
     if run.find("w0") is not None:

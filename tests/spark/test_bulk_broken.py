@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.embedded.java import ensure_java
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
-from tests.e2e.references import delays_by_pandas
+from tests.e2e.references import needs_spark
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -48,7 +48,7 @@ keyed.aggregate(count(), name="n").sink(write.jsonl("out"), name="out")
 
 
 def started(site: Site, text: str, *arguments: str) -> Run:
-    delays_by_pandas(site.root)  # skips where Spark cannot run
+    needs_spark(site.root)
     site.write(text)
     return site.start("flow.py", *ENGINE, *arguments, **FAST)
 
@@ -61,25 +61,25 @@ def wait_for(run: Run, sign: Path) -> None:
     wait_until(is_there, f"there is {sign}", SECONDS)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing(site: Site, number: signal.Signals) -> None:
+def test_an_interrupted_run_leaves_nothing(site: Site) -> None:
     run = started(site, WAITING.format(at="'x3'", items="[f'x{n}' for n in range(9)]"), "--master", "local[2,4]")
     wait_for(run, run.folder / "hand")
 
-    run.process.send_signal(number)
+    run.process.send_signal(signal.SIGINT)  # the one that PySpark and py4j have ideas of their own about
     run.finish(code=130, seconds=SECONDS)
 
     assert run.said().splitlines()[-1].startswith("cancelled run waiting-")
     site.assert_clean("flow.py", "hand")
 
 
-def test_a_run_that_is_interrupted_while_it_reads_its_input_starts_no_spark(site: Site) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_while_it_reads_its_input_starts_no_spark(site: Site, number: signal.Signals) -> None:
     text = WAITING.format(at="-1", items="lambda: map(waiting, [-1])")
     run = started(site, text, "--master", "local[2,4]")
     wait_for(run, run.folder / "hand")
     assert not [each for each in site.processes() if each.name() == "java"]
 
-    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(number)
     run.finish(code=130, seconds=SECONDS)
 
     site.assert_clean("flow.py", "hand")
@@ -109,7 +109,7 @@ def test_order_holds_on_a_cluster_whose_shuffle_has_none(site: Site) -> None:
 @pytest.fixture
 def connect_server(site: Site) -> Iterator[str]:
     """The address of a Connect server with two cores, which goes at the end."""
-    delays_by_pandas(site.root)  # skips where Spark cannot run
+    needs_spark(site.root)
     if find_spec("grpc") is None and not os.environ.get("CI"):
         pytest.skip("grpcio is not installed (pip install 'celeriac[connect]')")
     spec = find_spec("pyspark")

@@ -2,44 +2,91 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas
 import pytest
 
 from tests.e2e.chaos import Site, a_chance, read_rows
-from tests.e2e.references import EXAMPLES, check_delays, delays_by_pandas, read_counts, write_texts
+from tests.e2e.references import (
+    EXAMPLES,
+    check_delays,
+    delays_by_pandas,
+    flights,
+    needs_spark,
+    read_counts,
+    write_texts,
+)
 
 pytestmark = pytest.mark.timeout(900)
 
 SECONDS = 600.0
 """Spark's start takes its time on a busy machine."""
 
-ENGINE = ("--engine", "spark", "--master", "local[2,4]")
-FAST = {"CELERIAC_SPARK_FAST_START": "1"}
+ONE_BY_ONE = """
+import sys
+from pipeline.cli.main import run_command
+
+for example in sys.argv[1:]:
+    if code := run_command(["run", example, "--engine", "spark", "--master", "local[2,4]"]):
+        sys.exit(code)
+"""
 
 
-def test_wordcount_gives_the_same_on_both_engines(site: Site, tmp_path: Path) -> None:
-    delays_by_pandas(tmp_path)  # skips where Spark cannot run
-    counts = write_texts(site.root / "texts", a_chance(), files=4, lines=500)
-    words = {"WORDS": str(site.root / "texts")}
+@dataclass(frozen=True)
+class InBulk:
+    """Both examples, run by one process after the other: Spark starts once. `said`: on standard error."""
 
-    bulk = site.start(str(EXAMPLES / "wordcount.py"), *ENGINE, folder="bulk", **words, **FAST)
-    bulk.finish(seconds=SECONDS)
-    live = site.start(str(EXAMPLES / "wordcount.py"), folder="live", **words)
+    site: Site
+    words: Counter[str]
+    flights: pandas.DataFrame
+    said: str
+
+    @property
+    def out(self) -> Path:
+        return self.site.root / "work/out"
+
+
+@pytest.fixture(scope="module")
+def in_bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InBulk]:
+    root = tmp_path_factory.mktemp("examples")
+    needs_spark(root)
+    site = Site(root)
+    words = write_texts(root / "texts", a_chance(), files=4, lines=500)
+    some = flights()[::3]  # two splits; the whole file is read live, in tests/e2e
+    written = root / "work/out/flights.csv"
+    written.parent.mkdir(parents=True)
+    some.to_csv(written, index=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_BY_ONE, *(str(EXAMPLES / name) for name in ("wordcount.py", "flights.py"))],
+            cwd=root / "work",
+            env=site.environment(WORDS=str(root / "texts")),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+        site.assert_clean("out")
+        yield InBulk(site, words, some, done.stderr)
+    finally:
+        site.close()
+
+
+def test_wordcount_gives_the_same_on_both_engines(in_bulk: InBulk) -> None:
+    live = in_bulk.site.start(str(EXAMPLES / "wordcount.py"), folder="live", WORDS=str(in_bulk.site.root / "texts"))
     live.finish()
 
-    assert read_counts(bulk.folder / "out/words") == counts
-    rows = [sorted(map(str, read_rows(run.folder / "out/words"))) for run in (bulk, live)]
+    assert read_counts(in_bulk.out / "words") == in_bulk.words
+    rows = [sorted(map(str, read_rows(out / "words"))) for out in (in_bulk.out, live.folder / "out")]
     assert rows[0] == rows[1]
-    assert "by_word: in 16,000, out" in bulk.said()
-    site.assert_clean("out", folder="bulk")
+    assert "by_word: in 16,000, out" in in_bulk.said
 
 
-def test_flights_on_spark_equal_pandas(site: Site, tmp_path: Path) -> None:
-    delays = delays_by_pandas(tmp_path)
-
-    run = site.start(str(EXAMPLES / "flights.py"), *ENGINE, **FAST)
-    run.finish(seconds=SECONDS)
-
-    check_delays(run.folder / "out/mean_delay", delays)
-    site.assert_clean("out")
+def test_flights_on_spark_equal_pandas(in_bulk: InBulk) -> None:
+    check_delays(in_bulk.out / "mean_delay", delays_by_pandas(in_bulk.flights))

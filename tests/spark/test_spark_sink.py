@@ -15,20 +15,12 @@ from pipeline.plan import SinkPlan  # noqa: E402
 from pipeline.records import Batch  # noqa: E402
 from pipeline.sinks.publisher import publish  # noqa: E402
 from pipeline.sinks.staging import StagedFacts, StagingFile  # noqa: E402
-from pipeline.spark.session import FAST_START_VARIABLE, spark_session  # noqa: E402
 from pipeline.spark.sink import write_parquet_with_spark  # noqa: E402
 
 ROWS: list[dict[str, Any]] = [
     {"z": 1, "x": 1, "s": "ä", "b": True, "none": None, "list": [1, 2], "o": {"p": 1, "é `q`": "r"}},
     {"z": -(2**63), "x": 2.5, "s": "", "b": False, "extra": "only here"},
 ]
-
-
-@pytest.fixture(scope="module")
-def session() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FAST_START_VARIABLE, "1")
-        return spark_session("local[2]")
 
 
 def stage(sink: SinkPlan, rows: list[dict[str, Any]], partition: int) -> StagedFacts:
@@ -41,7 +33,7 @@ def stage(sink: SinkPlan, rows: list[dict[str, Any]], partition: int) -> StagedF
     return facts
 
 
-@pytest.mark.usefixtures("session")
+@pytest.mark.usefixtures("spark")
 def test_spark_and_pyarrow_write_the_same_table(tmp_path: Path) -> None:
     tables = {}
     for writer in ("spark", "local"):
@@ -58,18 +50,18 @@ def test_spark_and_pyarrow_write_the_same_table(tmp_path: Path) -> None:
     assert sorted(map(str, tables["spark"].to_dict("records"))) == sorted(map(str, tables["local"].to_dict("records")))
 
 
-def test_rows_that_spark_cannot_read_are_a_sink_error(tmp_path: Path, session: Any) -> None:
+def test_rows_that_spark_cannot_read_are_a_sink_error(tmp_path: Path, spark: Any) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"n": 1}\n{"n": "text"}\n')
 
     with pytest.raises(SinkError, match="Spark could not write"):
-        write_parquet_with_spark(session, [rows], tmp_path, "n BIGINT")
+        write_parquet_with_spark(spark, [rows], tmp_path, "n BIGINT")
 
 
-def test_spark_derives_a_schema_where_none_is_given(tmp_path: Path, session: Any) -> None:
+def test_spark_derives_a_schema_where_none_is_given(tmp_path: Path, spark: Any) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"n": 1}\n{"n": 2.5}\n')
 
-    made = write_parquet_with_spark(session, [rows], tmp_path)
+    made = write_parquet_with_spark(spark, [rows], tmp_path)
 
     assert pandas.read_parquet(made[0])["n"].tolist() == [1.0, 2.5]
