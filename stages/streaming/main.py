@@ -33,7 +33,7 @@ from pipeline.store.versions import VersionStore
 from pipeline.versions import check_code
 from stages.app import WorkerSettings
 from stages.pulse import Pulse
-from stages.serving import STUCK, UNHANDLED
+from stages.serving import UNHANDLED
 from stages.streaming.member import StreamMember
 from stages.streaming.starting import INTERVAL_VARIABLE, MASTER_VARIABLE
 from stages.streaming.task import TaskSettings
@@ -46,7 +46,6 @@ SLICE_RECORDS: Final = 200_000
 
 _LOOK_SECONDS: Final = 0.25
 _NOT_STARTED: Final = 3
-_STUCK_LOOKS: Final = 5
 
 logger = logging.getLogger("stages.streaming.main")  # its own name is __main__ when it runs
 
@@ -79,7 +78,6 @@ class StreamWorker:
         self._folder = folder
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._looks_held = 0
         worker = settings.worker
         self.master = settings.master
         definition, code = _checked(worker)
@@ -95,7 +93,6 @@ class StreamWorker:
         self.member = StreamMember(self._ownership(), told)
         names = (worker.redis_url, worker.job, worker.worker, worker.incarnation)
         self._task = TaskSettings(*names, definition, TASK_SECONDS)
-        self._stuck_seconds = JobStore(self._beating.scripts).read(worker.job).plan.limits.stuck_seconds
         self._is_consuming = False
         self._compared = ""
 
@@ -121,7 +118,7 @@ class StreamWorker:
         query = InboxQuery(session, settings, self._task.serve, self.member)
         speaking = self._ownership()
         self.member.on_batch_end = lambda: self._say(speaking)
-        pulse = Pulse(self._beating, self._report, self._wake.set, self.stop, self._guard, self._compare)
+        pulse = Pulse(self._beating, self._report, self._wake.set, self.stop, _nothing, self._compare)
         query.start()
         self._is_consuming = True
         pulse.start()
@@ -163,18 +160,13 @@ class StreamWorker:
         self.member.compare(ownership)
         self._compared = ownership.scripts.server
 
-    def _guard(self) -> None:
-        """Ends the process when one record has been in the hands of user code for too long, as any worker's."""
-        held = self.member.held_longer(self._stuck_seconds)
-        self._looks_held = self._looks_held + 1 if held else 0
-        if self._looks_held >= _STUCK_LOOKS:
-            logger.critical("this worker ends, one record holds it up: job=%s %s", self._settings.worker.job, held)
-            logging.shutdown()
-            os._exit(STUCK)
-
     def _ownership(self) -> Ownership:
         worker = self._settings.worker
         return Ownership(Scripts(connect(worker.redis_url)), worker.job, worker.worker, worker.incarnation)
+
+
+def _nothing() -> None:
+    """Records that hold up their task are seen where that runs."""
 
 
 def _checked(settings: WorkerSettings) -> tuple[Definition, str]:

@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 IDLE_PAUSE_SECONDS: Final = 0.2
 """A slice that could do nothing, and for no reason that is told elsewhere, is tried again after this."""
 
+IN_BATCH: Final = "committing"
+"""Why a partition is in hand while its batch runs: it ends by itself. A task may wait for a core before it begins, so
+only its own process can say that a record holds it up (see task.py)."""
+
 _GOES_ON: Final = frozenset({SliceEnd.IDLE.value, SliceEnd.YIELDED.value})
 _RUNG: Final = frozenset({SliceEnd.FULL.value, SliceEnd.GATED.value})
 
@@ -71,7 +75,7 @@ class StreamMember:
             self._running = frozenset(each.place for each in slices)
             self._began = now
             for each in slices:
-                self._hands[each.place] = _Hand(str(each.reach.start), now, "running")
+                self._hands[each.place] = _Hand(str(each.reach.start), now, IN_BATCH)
 
     def end(self, served: list[Served]) -> None:
         """Returns when the leader, and whoever plans the next batch, can hear of it."""
@@ -142,21 +146,8 @@ class StreamMember:
             untils = [hand.until - now for hand in self._hands.values() if hand.why == "backoff"]
         return max(0.0, min([most, *untils]))
 
-    def held_longer(self, seconds: float) -> str:
-        """What has not moved for longer than so many seconds while a task had it, as text for a log; or nothing."""
-        now = self._clock()
-        with self._lock:
-            for (stage, partition), hand in self._hands.items():
-                if hand.why == "running" and now - hand.since > seconds:
-                    return (
-                        f"stage={stage} partition={partition} position={hand.position} seconds={now - hand.since:.0f}"
-                    )
-        return ""
-
     def report(self, ownership: Ownership) -> dict[str, Any]:
-        """For a heartbeat on that connection. A task tells of itself by its commits alone: so long as they come, no
-        record is held up. Raises StoreError.
-        """
+        """For a heartbeat on that connection; how far tasks are is seen by their commits. Raises StoreError."""
         with self._lock:
             running = sorted(self._running)
         _, backlogs = read_backlogs(ownership.scripts, ownership.job, running)
@@ -164,7 +155,7 @@ class StreamMember:
         with self._lock:
             for place in running:
                 hand, backlog = self._hands.get(place), backlogs.get(place)
-                if hand and backlog and hand.why == "running" and hand.position != str(backlog.position):
+                if hand and backlog and hand.why == IN_BATCH and hand.position != str(backlog.position):
                     hand.position, hand.since = str(backlog.position), now
             return {**self._told, **self._work(now), **self._in_hand(now)}
 
@@ -198,7 +189,7 @@ class StreamMember:
 
     def _comes_by_itself(self, place: Place) -> bool:
         hand = self._hands.get(place)
-        return hand is None or hand.why == "running"
+        return hand is None or hand.why == IN_BATCH
 
     def compare(self, ownership: Ownership) -> None:
         """Compares what its tasks have committed with where this run of the server began. Raises StoreError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +25,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Assigned, Ownership
 from pipeline.store.scripts import Scripts
 from stages.partition import SliceEnd
-from stages.serving import UNHANDLED
+from stages.serving import UNHANDLED, StuckGuard
 from stages.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ GONE: Final = "gone"
 """The partition is another's by now, or the job does not work."""
 
 _KEPT_DESKS: Final = 4
+_LOOK_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,20 @@ class Desk:
     def __init__(self, ownership: TaskOwnership, plan: Plan, graph: Graph) -> None:
         self._ownership = ownership
         self._worker = Worker(ownership, plan, graph)
+        self._is_closed = threading.Event()
+
+    def watch(self) -> None:
+        """From now on the process ends when user code has one record in hand for too long, as a worker's does."""
+        guard = StuckGuard(self._worker)
+
+        def look() -> None:
+            while not self._is_closed.wait(_LOOK_SECONDS):
+                guard.look()
+
+        threading.Thread(target=look, name="stuck guard", daemon=True).start()
 
     def close(self) -> None:
+        self._is_closed.set()
         self._ownership.given.clear()
         self._worker.close()
 
@@ -168,4 +182,5 @@ def _desk(settings: TaskSettings, graph: Graph) -> Desk:
         while len(_desks) >= _KEPT_DESKS:
             _desks.pop(next(iter(_desks))).close()
         desk = _desks[whose] = Desk(ownership, plan, graph)
+        desk.watch()
     return desk

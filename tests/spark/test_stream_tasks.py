@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from leader.roster import comes_back, hands, stuck_hands
 from pipeline import Pipeline, fail, read, retry, write
 from pipeline.lifecycle import JobState
-from pipeline.positions import Position
 from pipeline.publishing import publish_job
 from pipeline.settings import Limits
 from pipeline.spark.streaming.slices import Slice
@@ -368,7 +368,7 @@ def aim() -> tuple[str, str, str, str]:
     return "w0", "1-a", "nonce", "levelling"
 
 
-def test_a_position_that_does_not_move_is_held_up_and_one_that_does_is_not(redis_url: str, tmp_path: Path) -> None:
+def test_a_batch_that_waits_for_a_core_is_not_stuck_and_its_commits_are_seen(redis_url: str, tmp_path: Path) -> None:
     with (
         LocalJob(redis_url, sequence_pipeline(2), partitions=1) as job,
         Streamed(job, tmp_path, most_records=5) as spark,
@@ -378,16 +378,17 @@ def test_a_position_that_does_not_move_is_held_up_and_one_that_does_is_not(redis
         job.send(numbered(KEYS, 10), "a")
         (part,) = spark.plan()
         spark.member.begin([part])
-        spark.now += 50.0
-        assert spark.member.held_longer(60.0) == ""
+        spark.now += 3_600.0
+        spark.beat()
+
+        facts = next(each for each in job.jobs.facts("j").workers if each.name == NAME)
+        assert stuck_hands(facts, 60.0) == []
+        assert hands(facts)[0].age_ms == 3_600_000
+        assert comes_back(facts) == {"0.0"}
+
         spark.desks[0].serve(part, 60.0)
         spark.beat()
-        spark.now += 50.0
-        assert spark.member.held_longer(60.0) == ""
-        spark.now += 20.0
-
-        position = Position.parse(spark.member.report(spark.ownership)["hand"]["0.0"]["position"])
-
-        assert position.order > part.reach.start.order
-        assert "stage=0 partition=0" in spark.member.held_longer(60.0)
-        assert spark.ownership.worker == NAME
+        facts = next(each for each in job.jobs.facts("j").workers if each.name == NAME)
+        (hand,) = hands(facts)
+        assert (hand.age_ms, hand.position) == (0, str(job.facts((0, 0)).position))
+        assert hand.position != str(part.reach.start)
