@@ -12,6 +12,8 @@ import pytest
 
 from tests.guards.catalog import GUARDS, Guard
 
+pytestmark = pytest.mark.timeout(320)  # a guard is noticed late in a folder of tests, on a busy machine
+
 ROOT = Path(__file__).parents[2]
 COPIED = ("pipeline", "stages", "leader", "verification", "tests")
 
