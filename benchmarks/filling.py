@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,16 @@ from pipeline.keying import group_of
 from pipeline.store import keys
 
 _BATCH = 2_000
+_REWRITING_SECONDS = 300.0
 
 
 def fill_state(
     client: Any, job: str, stage: int, operator: str, megabytes: int, value_bytes: int = 1_000
 ) -> Iterator[tuple[int, bytes]]:
-    """State of keys `old-…`, so many megabytes with their names; the (key group, field) of each as it is written."""
+    """State of keys `old-…`, so many megabytes with their names; the (key group, field) of each as it is written.
+
+    Behind the last one Redis is at rest: it rewrites its file when that has grown, beside all that is measured.
+    """
     value, size, number = encode_value("v" * value_bytes), 0, 0
     while size < megabytes << 20:
         pipe = client.pipeline(transaction=False)
@@ -26,3 +31,12 @@ def fill_state(
             number, size = number + 1, size + len(field) + len(value)
             yield group, field
         pipe.execute()
+    _await_rewriting(client)
+
+
+def _await_rewriting(client: Any) -> None:
+    deadline = time.monotonic() + _REWRITING_SECONDS
+    while any(client.info("persistence")[name] for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"Redis still rewrites its file after {_REWRITING_SECONDS:.0f} s")
+        time.sleep(0.1)
