@@ -3,8 +3,8 @@
     python examples/programs/customers.py 8099 &
     CUSTOMERS=http://127.0.0.1:8099 celeriac run examples/enrich.py
 
-Every fifth answer is 503: those orders are tried again, and others go on meanwhile. Customer c13 is unknown (404):
-after four attempts its orders are dead letters, so the exit code is 4. Writes out/regions/part-*.csv.
+Every fifth answer about a customer is 503: those orders are tried again, and others go on meanwhile. Customer c13 is
+unknown (404): after four attempts its orders are dead letters, so the exit code is 4. Writes out/regions/part-*.csv.
 """
 
 import json

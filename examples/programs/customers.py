@@ -1,4 +1,4 @@
-"""A web service that knows the region of each customer, and often does not answer: every fifth time it says 503.
+"""A web service that knows the region of each customer, and says 503 every fifth time that it is asked about one.
 
 python examples/programs/customers.py PORT
 """
@@ -8,18 +8,19 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 REGIONS = ("north", "east", "south", "west")
 UNKNOWN = "c13"
 
-requests = itertools.count(1)
+requests: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
 
 
 class Customers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # the name that http.server calls
         customer = self.path.strip("/")
-        if next(requests) % 5 == 0:
+        if next(requests[customer]) % 5 == 0:
             self.send_error(503)
         elif customer == UNKNOWN or not customer[1:].isdecimal():
             self.send_error(404)

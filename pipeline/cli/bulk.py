@@ -53,7 +53,8 @@ _FOR_SPARK: Final = frozenset(
 """Parameters of the command that the Spark engine has a use for in bulk."""
 
 _FOR_STREAM: Final = (_FOR_SPARK - {"remote", "scratch"}) | {
-    "redis_url",
+    "redis_urls",
+    "prefer_network",
     "job_id",
     "reader",
     "accept_loss",
