@@ -95,3 +95,11 @@ def forget_newest_commit(checkpoint: Path) -> None:
     )
     newest.unlink()
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def forget_plans_behind(checkpoint: Path, batch: int) -> None:
+    """As if the driver had died before it planned another one."""
+    for path in list((checkpoint / "offsets").iterdir()):
+        if path.name.isdecimal() and int(path.name) > batch:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from stages.streaming.member import StreamMember
 from stages.streaming.task import TaskSettings
 from tests.e2e.chaos import wait_until
 from tests.runtime.harness import LocalJob, assert_sequence, numbered, oracle_of
-from tests.spark.frames import forget_newest_commit
+from tests.spark.frames import forget_newest_commit, forget_plans_behind
 from tests.spark.streamed import NAME, Failing
 
 pytestmark = pytest.mark.timeout(600)
@@ -156,6 +156,7 @@ def test_a_driver_that_dies_behind_a_batch_runs_it_again_and_doubles_nothing(
     newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
     before = slices_in(planned_in(checkpoint, newest))
     forget_newest_commit(checkpoint)
+    forget_plans_behind(checkpoint, newest)
     again: list[list[Slice]] = []
     begin = driver.member.begin
     driver.member.begin = lambda slices: (again.append(slices), begin(slices))[1]  # type: ignore[method-assign,func-returns-value]
