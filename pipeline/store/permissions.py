@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Final
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -11,8 +12,6 @@ from pipeline.store import keys
 from pipeline.store.connection import translated
 
 RULE: Final = f"ACL SETUSER … ~{keys.PREFIX}* &* +@all -@dangerous +info +config|get +client|setname"
-
-_PROBE: Final = keys.PREFIX + "probe"
 
 _IN_SCRIPTS: Final = (
     "DEL", "EXISTS", "TYPE", "TIME", "GET", "SET . 1", "INCR", "UNLINK",
@@ -49,11 +48,15 @@ return refused
 
 
 def check_permissions(client: Any) -> None:
-    """Raises UnsuitableServer that names what this user may not do, StoreError. Writes a key, and deletes it."""
+    """Raises UnsuitableServer that names what this user may not do, StoreError.
+
+    Writes a key, and deletes it: one of its own, since others may ask at the same time.
+    """
+    probe = f"{keys.PREFIX}probe:{secrets.token_hex(4)}"
     with translated():
-        missing = [command.split()[0] for command in _BY_CLIENTS if _is_refused(client, command)]
+        missing = [command.split()[0] for command in _BY_CLIENTS if _is_refused(client, command, probe)]
         try:
-            answers = client.eval(_PROBING, 1, _PROBE, *_IN_SCRIPTS)
+            answers = client.eval(_PROBING, 1, probe, *_IN_SCRIPTS)
         except ResponseError as error:
             if not _names_permission(error):
                 raise
@@ -69,9 +72,9 @@ def check_permissions(client: Any) -> None:
         )
 
 
-def _is_refused(client: Any, command: str) -> bool:
+def _is_refused(client: Any, command: str, probe: str) -> bool:
     try:
-        client.execute_command(*(_PROBE if word == "." else word for word in command.split()))
+        client.execute_command(*(probe if word == "." else word for word in command.split()))
     except ResponseError as error:
         return _names_permission(error)
     return False

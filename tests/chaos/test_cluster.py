@@ -175,7 +175,7 @@ def test_a_submitted_job_is_suspended_goes_on_and_ends_exactly_once(cluster: Clu
 
 
 def test_a_run_is_suspended_and_goes_on_with_another_run(site: Site, redis_url: str) -> None:
-    sequence = Sequence(count=4_000, work=300)
+    sequence = Sequence(count=8_000, work=1_000)
     site.write(sequence.text)
     arguments = ("--redis", redis_url, "--job-id", "j", "--workers", "1")
     run = site.start("flow.py", *arguments)

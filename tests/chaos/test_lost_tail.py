@@ -137,7 +137,7 @@ def test_a_server_that_is_full_read_only_and_loading_in_turn_is_waited_for(site:
 
         run.wait_for_taken(third)
         cutting.kill(server)
-        server._arguments += ["--key-load-delay", "1500"]  # microseconds for each command: the start takes its time
+        server._arguments += ["--key-load-delay", "5000"]  # microseconds for each command: the start takes its time
         server.restart()
         said = [run.log(name) for name in ("w0", "w1", "leader")]
         assert any("loading the dataset" in log for log in said)

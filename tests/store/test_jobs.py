@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -248,6 +249,18 @@ def test_without_memory_no_job_is_created(bench: Bench, full_memory: Callable[[]
         bench.jobs.create("new", bench.plan)
 
     assert bench.snapshot() == before
+
+
+def test_several_may_ask_what_they_may_do_at_the_same_time(redis_url: str) -> None:
+    def ask(_: int) -> None:
+        client = connect(redis_url)
+        for _ in range(30):
+            check_permissions(client)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+
+    assert connect(redis_url).keys("*") == []
 
 
 def test_a_user_that_may_not_run_scripts_is_told_at_the_start(bench: Bench) -> None:
