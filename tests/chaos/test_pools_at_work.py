@@ -55,8 +55,8 @@ def test_a_pool_without_workers_is_named_and_a_node_of_it_ends_the_wait(site: Si
 @pytest.mark.timeout(240)
 def test_a_run_has_workers_for_each_pool_and_the_leader_changes_their_number(site: Site) -> None:
     write_flow(site, LONG)
-    scaling = ("--pool", "heavy=1..2", "--catch-up", "5", "--cooldown", "4")
-    run = site.start("flow.py", "--workers", "2", *scaling, "--partitions", "4")
+    scaling = ("--autoscale", "2..2", "--pool", "heavy=1..2", "--catch-up", "5", "--cooldown", "4")
+    run = site.start("flow.py", *scaling, "--partitions", "4")
     wait_until(lambda: owners(run, 1) == {"heavy-w0"}, "the pool begins with one worker", 60.0)
     wait_until(lambda: owners(run, 0) == {"w0", "w1"}, "the others have the source", 60.0)
     assert run.facts().record.scaled["heavy"].workers_wanted == 1
