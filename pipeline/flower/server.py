@@ -51,6 +51,8 @@ def serve(redis_url: str, options: FlowerOptions, announce: Callable[[str], None
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # It warns at each page while no worker runs, which is no fault.
     logging.getLogger("flower.inspector").setLevel(logging.ERROR)
+    # And at each try while Redis is away, with a traceback; the pages, and each request's line, say so.
+    logging.getLogger("kombu.mixins").setLevel(logging.ERROR)
     # Flower looks at it in each request: it would open /api to every web page that the viewer visits.
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
     store = JobStore(Scripts(connect(redis_url, timeout_seconds=STORE_SECONDS)))

@@ -47,7 +47,7 @@ from pipeline import Pipeline, read, write
 
 
 def numbers(position):
-    for number in range((position or 0) + 1, 20_001):
+    for number in range((position or 0) + 1, 100_001):
         yield number, number
 
 
@@ -146,7 +146,7 @@ def test_a_generator_with_an_end_finishes_the_job_though_its_feeder_was_killed(s
         run.kill("source")
     run.finish()
 
-    assert sorted(int(row) for row in read_rows(site.root / "work" / "out")) == list(range(1, 20_001))
+    assert sorted(int(row) for row in read_rows(site.root / "work" / "out")) == list(range(1, 100_001))
 
 
 def test_a_table_that_does_not_exist_fails_the_job_with_a_hint(site: Site) -> None:
