@@ -270,7 +270,7 @@ def promote(job: str, redis_url: str, accept_differences: bool, wait_seconds: fl
     """
     scripts = Scripts(connect(redis_url))
     store, jobs = ShadowStore(scripts, job), JobStore(scripts)
-    number = len(jobs.read(job).operations)
+    jobs.read(job)  # that there is no such job is told first
     if not store.want(msgspec.json.encode(Wish("promote", accept_differences, wait_seconds)).decode()):
         raise JobStateError(
             f"the command of the shadow of job {job!r} is gone: the shadow cannot be promoted",
@@ -283,14 +283,14 @@ def promote(job: str, redis_url: str, accept_differences: bool, wait_seconds: fl
             raise JobFailed(f"job {job} is not promoted: {found.answer}", hint=f"`celeriac shadow {job}` shows more")
         record = jobs.read(job)
         if not record.shadow:
-            return _promoted(record, number)
+            return _promoted(record)
         time.sleep(LOOK_SECONDS)
     raise JobFailed(f"job {job} is not promoted yet", hint=f"`celeriac status {job}` shows how far it is")
 
 
-def _promoted(record: JobRecord, number: int) -> Exit:
+def _promoted(record: JobRecord) -> Exit:
     past = next((each for each in reversed(record.operations) if each.about.kind == "shadow"), None)
-    outcome = past.outcome if past is not None else f"nothing is known of it (operation {number})"
+    outcome = past.outcome if past is not None else "nothing is known of it"
     if outcome != "promoted":
         raise JobFailed(f"job {record.job} is not promoted; its shadow: {outcome}")
     click.echo(f"job {record.job} is promoted to version {record.code}")
