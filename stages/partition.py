@@ -29,7 +29,7 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
-from pipeline.store.ownership import Acquired, Assigned, Calm
+from pipeline.store.ownership import Acquired, Assigned, Calm, LoadedState
 from stages.cache import StateCache
 from stages.context import StageContext
 from stages.failures import Failures, TryAgain
@@ -464,7 +464,7 @@ class PartitionOwner:
         operators = self._context.kernel.keyed_operators
         return self._context.ownership.due_timers(stage.index, operators, groups, watermark, TIMERS_PER_STEP)
 
-    def _load(self, wanted: Iterable[Any]) -> dict[str, list[tuple[Any, bytes | None]]]:
+    def _load(self, wanted: Iterable[Any]) -> LoadedState:
         context = self._context
         return context.ownership.load_state(context.stage.index, context.kernel.keyed_operators, wanted)
 
