@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.filling import fill_state
 from benchmarks.processes import python_process
+from benchmarks.rescale import share
 from pipeline import Pipeline, read, write
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import InboxClosed, StoreError
@@ -158,11 +159,11 @@ def sending(url: str, source: str, rate: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Found:
-    """Pauses in ms of collected and of forced moves. beside: the rates of another stage, as shares of those before."""
+    """Pauses in ms of collected and of forced moves. beside: the rates of another stage before and during moves."""
 
     collected: list[int]
     forced: list[int]
-    beside: list[float]
+    beside: list[tuple[float, float]]
 
 
 def measure(megabytes: int, drains: int, forces: int, rounds: int) -> Found:
@@ -190,14 +191,11 @@ def measure(megabytes: int, drains: int, forces: int, rounds: int) -> Found:
     return Found(collected, forced, beside)
 
 
-def _beside(site: Site, rounds: int) -> list[float]:
+def _beside(site: Site, rounds: int) -> list[tuple[float, float]]:
     """Each round: how fast the other stage is for two seconds, then while all moves there and back, four times."""
     site.until("the other stage is busy", lambda: site.taken("beside") > 10 * RATE)
-    shares = []
-    for _ in range(rounds):
-        before = site.rate_while("beside", lambda: time.sleep(2.0))
-        shares.append(site.rate_while("beside", lambda: _to_and_fro(site, 4)) / before)
-    return shares
+    works: list[Callable[[], None]] = [lambda: time.sleep(2.0), lambda: _to_and_fro(site, 4)]
+    return [(site.rate_while("beside", works[0]), site.rate_while("beside", works[1])) for _ in range(rounds)]
 
 
 def _to_and_fro(site: Site, times: int) -> None:
@@ -249,8 +247,7 @@ def main() -> None:
             ordered = sorted(pauses) or [0]
             row = statistics.median(ordered), ordered[int(0.9 * (len(ordered) - 1))], ordered[-1]
             print(f"{megabytes:>5} MB  {how:<10}{len(pauses):>6}{row[0]:>11g}{row[1]:>7}{row[2]:>7}", flush=True)
-        rates = " ".join(f"{share:.0%}" for share in found.beside)
-        print(f"{megabytes:>5} MB  beside: the other stage at {rates} of its rate before", flush=True)
+        print(f"{megabytes:>5} MB  beside: the other stage at {share(found.beside):.0%} of before", flush=True)
 
 
 if __name__ == "__main__":

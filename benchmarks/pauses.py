@@ -36,16 +36,16 @@ class Row:
 
     megabytes: int
     moved: list[int]
-    beside_moves: list[float]
+    beside_moves: float
     rescaled: list[float]
-    beside: list[float]
+    beside: float
     savepoint: savepoint.Figures
 
     def line(self) -> str:
         cut, mid = self.savepoint, statistics.median
         return (
-            f"{self.megabytes:>5} MB  moved {_spread(self.moved)}, other stage {mid(self.beside_moves):.0%}"
-            f"   rescaled {_spread(self.rescaled)}, other stage {mid(self.beside):.0%}"
+            f"{self.megabytes:>5} MB  moved {_spread(self.moved)}, other stage {self.beside_moves:.0%}"
+            f"   rescaled {_spread(self.rescaled)}, other stage {self.beside:.0%}"
             f"   cut {_spread(cut.cuts)}, felt {mid(cut.felt):.1f}"
             f" (without {mid(cut.calm):.1f})   export {cut.export:.0f} MB/s, commits beside it {cut.share:.0%}"
         )
@@ -53,10 +53,10 @@ class Row:
 
 def measure(megabytes: int, times: int) -> Row:
     found = moves.measure(megabytes, 2 * times, 0, 2 * times)
-    rescales, beside = rescale.measure(megabytes, times)
+    rescales, rates = rescale.measure(megabytes, times)
     rescaled = [pause for several in rescales.values() for each in several for pause in each.pauses]
     cut = savepoint.measure(megabytes, 5.0, VALUE_BYTES)
-    return Row(megabytes, found.collected, found.beside, rescaled, beside, cut)
+    return Row(megabytes, found.collected, rescale.share(found.beside), rescaled, rescale.share(rates), cut)
 
 
 def draw(rows: Sequence[Row], picture: Path) -> None:
@@ -82,8 +82,7 @@ def draw(rows: Sequence[Row], picture: Path) -> None:
     axes[2].set_ylabel("ms")
     axes[2].legend(frameon=False, fontsize=7)
     axes[3].set_title("rate of the others meanwhile", fontsize=9)
-    moved = [100 * statistics.median(row.beside_moves) for row in rows]
-    rescaled = [100 * statistics.median(row.beside) for row in rows]
+    moved, rescaled = [100 * row.beside_moves for row in rows], [100 * row.beside for row in rows]
     axes[3].bar([at - 0.27 for at in places], moved, 0.27, color=GREY)
     axes[3].bar(places, rescaled, 0.27, color=GREEN)
     axes[3].bar([at + 0.27 for at in places], [100 * row.savepoint.share for row in rows], 0.27, color=BROWN)

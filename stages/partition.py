@@ -152,6 +152,17 @@ class PartitionOwner:
         self._offered: list[Entry] = []
         self._bound: Bound | None = None
 
+    def go_over(self, context: StageContext, table: int) -> bool:
+        """Between slices: the plan has changed by one step, which concerns others. Keeps all that it knows.
+
+        False when it cannot: it holds a step that goes where nobody may be by now, or has missed a change before.
+        """
+        if self._held is not None or table != self._table + 1:
+            return False
+        self.renew(context)
+        self._table = table
+        return True
+
     @property
     def position(self) -> Position:
         return self._inbox.position
