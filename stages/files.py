@@ -58,6 +58,8 @@ class StagedFiles:
         self._forgotten: list[_Retired] = []
         self._published: dict[str, int] = {}
         self._knows_earlier = False
+        self.sync_seconds = 0.0
+        """How long the disk took to make the rows of the step at hand last: much the same for few and many."""
         self.publishing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered while a part is made: a large one takes its time, and no record is to blame."""
         self.number: Callable[[], int] | None = None
@@ -74,6 +76,7 @@ class StagedFiles:
             remove_staged(self._plans[retired.sink], self._job, retired.facts.file)
         self._retired = self._retired[len(self._forgotten) :]
         self._forgotten = []
+        self.sync_seconds = 0.0
         self.rotate()
 
     def rotate(self) -> None:
@@ -125,7 +128,9 @@ class StagedFiles:
                 file = self._files[sink] = StagingFile.create(plan, self._job, *self._place, number)
                 self._since[sink] = self._clock()
             file.write(batch)
+            started = self._clock()
             facts[sink] = file.sync()
+            self.sync_seconds += self._clock() - started
             values += [_field(sink, facts[sink].file), facts[sink].encode()]
         self._committed = facts
         return [Write("HSET", keys.files(self._job), values)] if values else []

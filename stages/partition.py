@@ -360,7 +360,7 @@ class PartitionOwner:
         if outcome.given_up or outcome.held:
             outcome.writes += self._holds.keep(outcome)
         self._is_before_failure = outcome.is_before_failure
-        self._pace.note(done, outcome.counts.emitted, self._clock() - started)
+        self._note_pace(done, outcome.counts.emitted, started)
         commit = self._commit(item.end, "keep", outcome, item.released_bytes)
         commit.left_out = item.left_out
         return commit
@@ -379,11 +379,15 @@ class PartitionOwner:
             run = partial(self._stepper.run, batch, bounds, page.batch)
             outcome = run() if bound else self._trials.run(at, run, partial(self._stepper.give_up, batch))
         done = outcome.counts.taken
-        self._pace.note(done, outcome.counts.emitted, self._clock() - started)
+        self._note_pace(done, outcome.counts.emitted, started)
         self._is_before_failure = outcome.is_before_failure
         if self._holds.pass_page(item, at, page, outcome):
             return self._commit(item.end, "keep", outcome, len(item.payload)), done
         return self._commit(Position(at.entry, at.record + 1), "keep", outcome), done
+
+    def _note_pace(self, done: int, emitted: int, started: float) -> None:
+        """Without what the disk took: on a slow one each step would be of one record, and each would wait for it."""
+        self._pace.note(done, emitted, max(0.0, self._clock() - started - self._sinks.sync_seconds))
 
     def _as_before(self) -> Bounds:
         """For what has effects that stand: it has run together before, and none of it has killed its worker."""

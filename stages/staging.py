@@ -45,6 +45,11 @@ class StagedSinks:
         """Then a step holds only records that all sinks took: one that fails is a step of its own."""
         return bool(self._effects)
 
+    @property
+    def sync_seconds(self) -> float:
+        """As that of `StagedFiles`."""
+        return self._files.sync_seconds
+
     def tell_publishing(self, publishing: Callable[[], AbstractContextManager[None]]) -> None:
         """`publishing` is entered while a file becomes a part."""
         self._files.publishing = publishing
