@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from tests.e2e import nexmark
 from tests.e2e.chaos import Site, a_chance, read_rows
 from tests.e2e.references import (
     EXAMPLES,
@@ -40,7 +41,7 @@ for example in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class InBulk:
-    """Both examples, run by one process after the other: Spark starts once. `said`: on standard error."""
+    """Three examples, run by one process one after the other: Spark starts once. `said`: on standard error."""
 
     site: Site
     words: Counter[str]
@@ -62,11 +63,14 @@ def in_bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InBulk]:
     written = root / "work/out/flights.csv"
     written.parent.mkdir(parents=True)
     some.to_csv(written, index=False)
+    events = root / "events.jsonl"
+    subprocess.run([sys.executable, str(EXAMPLES / "nexmark.py"), str(events), "3000"], check=True, timeout=60)
+    names = ("wordcount.py", "flights.py", "nexmark.py")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", ONE_BY_ONE, *(str(EXAMPLES / name) for name in ("wordcount.py", "flights.py"))],
+            [sys.executable, "-c", ONE_BY_ONE, *(str(EXAMPLES / name) for name in names)],
             cwd=root / "work",
-            env=site.environment(WORDS=str(root / "texts")),
+            env=site.environment(WORDS=str(root / "texts"), NEXMARK=str(events)),
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -90,3 +94,16 @@ def test_wordcount_gives_the_same_on_both_engines(in_bulk: InBulk) -> None:
 
 def test_flights_on_spark_equal_pandas(in_bulk: InBulk) -> None:
     check_delays(in_bulk.out / "mean_delay", delays_by_pandas(in_bulk.flights))
+
+
+def test_nexmark_gives_the_same_on_both_engines_and_what_its_queries_say(in_bulk: InBulk) -> None:
+    path = in_bulk.site.root / "events.jsonl"
+    live = in_bulk.site.start(str(EXAMPLES / "nexmark.py"), folder="live-nexmark", NEXMARK=str(path))
+    live.finish()
+
+    wanted = nexmark.expected(nexmark.read_events(path))
+    assert all(wanted.values())
+    for query, values in wanted.items():
+        rows, in_live = (list(read_rows(out / "nexmark" / query)) for out in (in_bulk.out, live.folder / "out"))
+        assert nexmark.in_order(rows) == nexmark.in_order(in_live), query
+        assert nexmark.in_order(nexmark.seen(query, rows)) == nexmark.in_order(values), query
