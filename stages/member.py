@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pipeline.bursts import is_burst_pool
 from pipeline.errors import (
     CeleriacError,
     DecodingError,
@@ -117,7 +118,7 @@ class MemberSettings:
         if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
             raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
         pool = environment.get("CELERIAC_POOL") or POOL
-        if not POOL_NAME.fullmatch(pool):
+        if not POOL_NAME.fullmatch(pool) and not is_burst_pool(pool):
             raise EnvironmentFault(
                 f"CELERIAC_POOL is no name: {pool!r}",
                 hint="use letters, digits, '_' and '-', a letter first, at most 64",

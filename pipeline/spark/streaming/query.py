@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -83,7 +83,8 @@ class QuerySettings:
 
     folder: of this host, for Spark's log of batches and for the address of Redis; only this user can read that.
     records: the most of one slice. interval_seconds: a batch begins no sooner than this after the one before; None:
-    only what is there when the query starts is taken, and then it ends.
+    only what is there when the query starts is taken, and then it ends. cuts: partition, as `stage.partition` -> the
+    position from which on it is left alone.
     """
 
     job: str
@@ -93,6 +94,7 @@ class QuerySettings:
     folder: Path
     records: int
     interval_seconds: float | None = 0.0
+    cuts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> Path:
@@ -137,6 +139,7 @@ class InboxQuery:
         self._session.dataSource.register(Inboxes)
         options = {"job": settings.job, "worker": settings.worker, "incarnation": settings.incarnation}
         options |= {"records": str(settings.records), "address": str(settings.keep_address())}
+        options |= {"cuts": json.dumps(dict(settings.cuts))}
         frame = self._session.readStream.format(FORMAT).options(**options).load()
         writer = frame.writeStream.foreachBatch(self._run_batch).option(
             "checkpointLocation", settings.checkpoint.as_uri()
