@@ -1,8 +1,8 @@
 """Bursts: Spark works off the backlog of some partitions, up to a cut, while others go on. Data and decisions only.
 
-A burst is an operation that its command carries out, and a node whose one worker, a streaming query, is of a pool of its
-own. While the operation stands, its partitions are of that pool, each up to its cut: so they go there and come back as
-partitions ever move, and nothing has to be done when any process dies.
+A burst is an operation that its command carries out, and a node whose one worker, a streaming query, is of a pool of
+its own. While the operation stands, its partitions are of that pool, each up to its cut: so they go there and come back
+as partitions ever move, and nothing has to be done when any process dies.
 """
 
 from __future__ import annotations

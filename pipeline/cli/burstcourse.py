@@ -36,6 +36,24 @@ RETURN_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
+class _Turn:
+    """A partition with Spark: from where, how far, and when, by our clock. Without what others did in between."""
+
+    start: Position
+    end: Position
+    began_at: float
+    ended_at: float
+
+    @property
+    def records(self) -> int:
+        return max(0, self.start.records_to(self.end))
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.began_at
+
+
+@dataclass(slots=True)
 class Course:
     """Follows a burst to its end. starts, cuts: partition -> where it stood, and where it is to be handed back."""
 
@@ -57,8 +75,8 @@ class Course:
     _said_at: float = 0.0
     _told_at: float = 0.0
     _returning_at: float = 0.0
-    _seen: dict[str, float] = field(default_factory=dict)
-    """Partition -> when it was at its cut."""
+    _turns: dict[str, _Turn] = field(default_factory=dict)
+    """Of each partition that Spark has had."""
     _lives: set[str] = field(default_factory=set)
     """Incarnations of the worker that were heard of."""
 
@@ -110,9 +128,14 @@ class Course:
 
     def _note(self, facts: JobFacts, now: float) -> None:
         self.shares = shares(facts, self.starts, self.cuts)
+        mine = {one.name for one in facts.workers if one.node == self.node}
         for each in self.shares:
-            if each.is_reached:
-                self._seen.setdefault(each.name, now)
+            turn = self._turns.get(each.name)
+            if turn is None and each.owner in mine:
+                turn = self._turns[each.name] = _Turn(each.position, each.position, now, now)
+            if turn is not None and turn.end.order < each.cut.order and turn.end != each.position:
+                turn.end = each.cut if each.is_reached else each.position
+                turn.ended_at = now
 
     def _go_on(self, facts: JobFacts, now: float) -> None:
         self._watch(facts, now)
@@ -179,17 +202,26 @@ class Course:
         )
 
     def _lines(self, now: float) -> list[str]:
-        """What was done: in all, and a row for each partition."""
-        done, took = sum(each.done for each in self.shares), now - self._began_at
-        lines = [f"{done:,} records in {duration(took)}, {done / max(took, 1e-9):,.0f}/s"]
-        rows: list[tuple[str, ...]] = [("partition", "records", "from", "to", "cut", "seconds", "per s", "left")]
+        """What was done: in all, and a row for each partition. What workers did before Spark came is in the first."""
+        turns = self._turns.values()
+        records, took = sum(turn.records for turn in turns), now - self._began_at
+        began, ended = (
+            min((turn.began_at for turn in turns), default=now),
+            max((turn.ended_at for turn in turns), default=now),
+        )
+        line = f"{sum(each.done for each in self.shares):,} records in {duration(took)}"
+        if turns:
+            line += f"; {records:,} of them on Spark, in {duration(ended - began)}, {_rate(records, ended - began)}/s"
+        rows: list[tuple[str, ...]] = [("partition", "on Spark", "from", "to", "cut", "seconds", "per s", "came since")]
         for each in self.shares:
-            seconds = self._seen.get(each.name, now) - self._began_at
-            end = each.cut if each.is_reached else each.position
-            rate = f"{each.done / max(seconds, 1e-9):,.0f}"
-            cells = (str(each.start), str(end), str(each.cut), f"{seconds:.1f}", rate, f"{each.left:,}")
-            rows.append((each.name, f"{each.done:,}", *cells))
-        return lines + table(rows)
+            turn = self._turns.get(each.name) or _Turn(each.position, each.position, now, now)
+            done = (str(turn.start), str(turn.end), str(each.cut), f"{turn.seconds:.1f}")
+            rows.append((each.name, f"{turn.records:,}", *done, _rate(turn.records, turn.seconds), f"{each.left:,}"))
+        return [line, *table(rows)]
+
+
+def _rate(records: int, seconds: float) -> str:
+    return f"{records / seconds:,.0f}" if seconds > 0 else "0"
 
 
 def _is_at_work(facts: JobFacts, worker: WorkerFacts) -> bool:

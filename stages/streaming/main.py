@@ -108,7 +108,7 @@ class StreamWorker:
 
     def run(self, session: Any) -> int:
         """Works until `stop`, or until the job is gone; the exit code."""
-        from pipeline.spark.streaming.query import InboxQuery, QuerySettings
+        from pipeline.spark.streaming.query import InboxQuery, QuerySettings, warm_up
 
         worker = self._settings.worker
         settings = QuerySettings(
@@ -125,6 +125,8 @@ class StreamWorker:
         speaking = self._ownership()
         self.member.on_batch_end = lambda: self._say(speaking)
         pulse = Pulse(self._beating, self._report, self._wake.set, self.stop, _nothing, self._compare)
+        if self._is_burst:
+            warm_up(session, self._task.warm_up)
         query.start()
         self._is_consuming = True
         pulse.start()

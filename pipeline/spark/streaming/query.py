@@ -185,6 +185,19 @@ class InboxQuery:
         self._watch.end([Served(*row) for row in rows])
 
 
+def warm_up(session: Any, load: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Has Spark start the processes of its tasks, and each of them `load`: partitions need not wait for that then.
+
+    Raises EnvironmentFault when Spark cannot.
+    """
+    make_active(session)
+    cores = session.sparkContext.defaultParallelism
+    try:
+        session.range(0, cores, 1, cores).mapInArrow(load, "id long").collect()
+    except Exception as error:
+        raise EnvironmentFault(f"Spark runs no task: {words_of(error)}") from error
+
+
 def planned_in(checkpoint: Path, batch: int) -> dict[str, Any]:
     """The offset of our source that Spark has logged for a batch before it runs: the last line of the file."""
     lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
