@@ -220,6 +220,7 @@ class _Order:
             "CELERIAC_ONCE": "1",
             "CELERIAC_ENGINE": "spark",
             "CELERIAC_STREAM_MASTER": self.master,
+            "CELERIAC_BURSTS": "",
         }
 
 
