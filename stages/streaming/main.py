@@ -120,21 +120,26 @@ class StreamWorker:
             SLICE_RECORDS,
             self._settings.interval_seconds,
             self._cuts() if self._is_burst else {},
+            self._is_burst,
         )
         query = InboxQuery(session, settings, self._task.serve, self.member)
         speaking = self._ownership()
-        self.member.on_batch_end = lambda: self._say(speaking)
         pulse = Pulse(self._beating, self._report, self._wake.set, self.stop, _nothing, self._compare)
+        begun = threading.Event()
+        self.member.on_batch_end = begun.set
         if self._is_burst:
             warm_up(session, self._task.warm_up)
         query.start()
-        self._is_consuming = True
-        pulse.start()
         try:
+            while self._is_burst and query.is_active and not self._stop.is_set() and not begun.wait(_LOOK_SECONDS):
+                pass
+            self.member.on_batch_end = lambda: self._say(speaking)
+            self._is_consuming = True
+            pulse.start()
             return self._follow(query)
         finally:
             query.stop()
-            if self._stop.is_set():
+            if self._is_consuming and self._stop.is_set():
                 pulse.stop()
 
     def _cuts(self) -> dict[str, str]:

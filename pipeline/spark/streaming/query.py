@@ -84,7 +84,7 @@ class QuerySettings:
     folder: of this host, for Spark's log of batches and for the address of Redis; only this user can read that.
     records: the most of one slice. interval_seconds: a batch begins no sooner than this after the one before; None:
     only what is there when the query starts is taken, and then it ends. cuts: partition, as `stage.partition` -> the
-    position from which on it is left alone.
+    position from which on it is left alone. begins_empty: the first batch takes nothing.
     """
 
     job: str
@@ -95,6 +95,7 @@ class QuerySettings:
     records: int
     interval_seconds: float | None = 0.0
     cuts: Mapping[str, str] = field(default_factory=dict)
+    begins_empty: bool = False
 
     @property
     def checkpoint(self) -> Path:
@@ -140,6 +141,7 @@ class InboxQuery:
         options = {"job": settings.job, "worker": settings.worker, "incarnation": settings.incarnation}
         options |= {"records": str(settings.records), "address": str(settings.keep_address())}
         options |= {"cuts": json.dumps(dict(settings.cuts))}
+        options |= {"begins_empty": "yes"} if settings.begins_empty else {}
         frame = self._session.readStream.format(FORMAT).options(**options).load()
         writer = frame.writeStream.foreachBatch(self._run_batch).option(
             "checkpointLocation", settings.checkpoint.as_uri()

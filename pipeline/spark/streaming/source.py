@@ -42,7 +42,8 @@ class Inboxes(DataSource):
     """For `spark.dataSource.register`.
 
     Options: job, worker, incarnation, records (the most of a slice; 0: no bound), cuts (JSON: partition -> position,
-    from which on it gets no slice), and address, a file that holds that of Redis, as options are shown in plans.
+    from which on it gets no slice), begins_empty (yes: the first batch has no slice, so that nobody waits for what
+    Spark does once), and address, a file that holds that of Redis, as options are shown in plans.
     """
 
     @classmethod
@@ -70,6 +71,7 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._incarnation, self._most = options["incarnation"], int(options.get("records", "0"))
         self._address = options["address"]
         self._cuts = read_cuts(options.get("cuts", "{}"))
+        self._begins_empty = options.get("begins_empty") == "yes"
         self.wait_seconds = WAIT_SECONDS
         self._ownership: Ownership | None = None
         self._stages: dict[str, int] = {}
@@ -87,6 +89,8 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next batch as an offset; `start` itself when there is nothing to do."""
+        if self._begins_empty and start == NOTHING:
+            return next_offset(start, [], [])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         until = time.monotonic() + self.wait_seconds
         while True:
