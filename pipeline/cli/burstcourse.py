@@ -37,20 +37,28 @@ RETURN_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class _Turn:
-    """A partition with Spark: from where, how far, and when, by our clock. Without what others did in between."""
+    """A partition with Spark: from where, how far, and when, by our clock. What others do in between does not count."""
 
     start: Position
     end: Position
     began_at: float
     ended_at: float
-
-    @property
-    def records(self) -> int:
-        return max(0, self.start.records_to(self.end))
+    records: int = 0
+    is_on: bool = True
 
     @property
     def seconds(self) -> float:
         return self.ended_at - self.began_at
+
+    def note(self, share: Share, is_on: bool, now: float) -> None:
+        """How it stands at a look. is_on: Spark has it; also what it gave back at its cut since the look before."""
+        position = share.cut if share.is_reached else share.position
+        if self.is_on and is_on and position != self.end:
+            self.records += max(0, self.end.records_to(position))
+            self.ended_at = now
+        if is_on:
+            self.end = position
+        self.is_on = is_on
 
 
 @dataclass(slots=True)
@@ -131,11 +139,12 @@ class Course:
         mine = {one.name for one in facts.workers if one.node == self.node}
         for each in self.shares:
             turn = self._turns.get(each.name)
-            if turn is None and each.owner in mine:
-                turn = self._turns[each.name] = _Turn(each.position, each.position, now, now)
-            if turn is not None and turn.end.order < each.cut.order and turn.end != each.position:
-                turn.end = each.cut if each.is_reached else each.position
-                turn.ended_at = now
+            is_on = each.owner in mine and not each.is_through
+            if turn is not None:
+                has_just_ended = turn.is_on and each.is_reached and turn.end != each.cut and not self.is_interrupted
+                turn.note(each, is_on or has_just_ended, now)
+            elif is_on:
+                self._turns[each.name] = _Turn(each.position, each.position, now, now)
 
     def _go_on(self, facts: JobFacts, now: float) -> None:
         self._watch(facts, now)
