@@ -42,13 +42,14 @@ class Story:
 
     site: Site
     redis_url: str
+    workers: tuple[str, ...] = ("--workers", "1")
     sequence: Held = field(default_factory=lambda: Held(keys=40, count=2 * FIRST))
     bursts: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.site.write(self.sequence.text)
-        arguments = ("--redis", self.redis_url, "--job-id", "j", "--workers", "1", "--partitions", "4")
-        self.run: Run = self.site.start("flow.py", *arguments)
+        arguments = ("--redis", self.redis_url, "--job-id", "j", "--partitions", "4", *self.workers)
+        self.run: Run = self.site.start("flow.py", *arguments, CELERIAC_SPARK_FAST_START="1")
         through = 2 * self.sequence.keys * FIRST
 
         def is_filled() -> bool:

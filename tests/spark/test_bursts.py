@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.bursting import FIRST, Story
+from tests.e2e.bursting import FIRST, SECONDS, Story
 from tests.e2e.chaos import Site, wait_until
 
 pytest.importorskip("pyspark")
@@ -53,5 +53,24 @@ def test_two_partitions_are_worked_off_and_handed_back_while_the_others_go_on(si
         again = site.command("burst", "j", "flow.py", "--behind", str(FIRST * 40), "--redis", redis_url)
         assert again.returncode == 0
         assert "nothing to do" in again.stdout
+        story.finish()
+        site.assert_clean("flow.py", "out", "go", "more")
+
+
+def test_what_the_most_workers_would_need_too_long_for_is_burst_by_the_autoscaler(site: Site, redis_url: str) -> None:
+    with Story(site, redis_url, workers=("--autoscale", "1..1", "--burst-behind", "10")) as story:
+        wait_until(lambda: story.operation is not None, "a burst begins by itself", SECONDS)
+        operation = story.operation
+        assert operation is not None
+        assert (operation.about.kind, operation.about.by) == ("burst", "the autoscaler")
+
+        wait_until(lambda: any(owner.endswith(".spark") for owner in story.run.owners()), "Spark works", SECONDS)
+        story.go()
+        wait_until(lambda: bool(story.facts().record.operations), "it is over", SECONDS)
+
+        assert story.facts().record.operations[-1].outcome == "done"
+        shown = site.command("autoscale", "j", "--redis", redis_url).stdout
+        assert "stays 1  burst: " in shown
+        assert "with the most workers: Spark is to work off their backlog" in shown
         story.finish()
         site.assert_clean("flow.py", "out", "go", "more")
