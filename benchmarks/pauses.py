@@ -29,28 +29,34 @@ GOAL_MS: Final = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One size of state. Times are milliseconds. beside: the rates of another stage, as shares of those before."""
+    """One size of state. Times are milliseconds.
+
+    beside_moves, beside: the rates of another stage during moves and rescales, as shares of those before.
+    """
 
     megabytes: int
     moved: list[int]
+    beside_moves: float
     rescaled: list[float]
-    beside: list[float]
+    beside: float
     savepoint: savepoint.Figures
 
     def line(self) -> str:
         cut, mid = self.savepoint, statistics.median
         return (
-            f"{self.megabytes:>5} MB  moved {_spread(self.moved)}   rescaled {_spread(self.rescaled)}"
-            f", other stage {mid(self.beside):.0%}   cut {_spread(cut.cuts)}, felt {mid(cut.felt):.1f}"
+            f"{self.megabytes:>5} MB  moved {_spread(self.moved)}, other stage {self.beside_moves:.0%}"
+            f"   rescaled {_spread(self.rescaled)}, other stage {self.beside:.0%}"
+            f"   cut {_spread(cut.cuts)}, felt {mid(cut.felt):.1f}"
             f" (without {mid(cut.calm):.1f})   export {cut.export:.0f} MB/s, commits beside it {cut.share:.0%}"
         )
 
 
 def measure(megabytes: int, times: int) -> Row:
-    moved = moves.measure(megabytes, 2 * times, 0)["collected"]
-    rescales, beside = rescale.measure(megabytes, times)
-    rescaled = [pause for several in rescales.values() for found in several for pause in found.pauses]
-    return Row(megabytes, moved, rescaled, beside, savepoint.measure(megabytes, 5.0, VALUE_BYTES))
+    found = moves.measure(megabytes, 2 * times, 0, 2 * times)
+    rescales, rates = rescale.measure(megabytes, times)
+    rescaled = [pause for several in rescales.values() for each in several for pause in each.pauses]
+    cut = savepoint.measure(megabytes, 5.0, VALUE_BYTES)
+    return Row(megabytes, found.collected, rescale.share(found.beside), rescaled, rescale.share(rates), cut)
 
 
 def draw(rows: Sequence[Row], picture: Path) -> None:
@@ -76,20 +82,23 @@ def draw(rows: Sequence[Row], picture: Path) -> None:
     axes[2].set_ylabel("ms")
     axes[2].legend(frameon=False, fontsize=7)
     axes[3].set_title("rate of the others meanwhile", fontsize=9)
-    axes[3].bar([at - 0.2 for at in places], [100 * statistics.median(r.beside) for r in rows], 0.4, color=GREEN)
-    axes[3].bar([at + 0.2 for at in places], [100 * row.savepoint.share for row in rows], 0.4, color=BROWN)
+    moved, rescaled = [100 * row.beside_moves for row in rows], [100 * row.beside for row in rows]
+    axes[3].bar([at - 0.27 for at in places], moved, 0.27, color=GREY)
+    axes[3].bar(places, rescaled, 0.27, color=GREEN)
+    axes[3].bar([at + 0.27 for at in places], [100 * row.savepoint.share for row in rows], 0.27, color=BROWN)
     axes[3].set_ylabel("% of before")
-    axes[3].legend(["rescale of another stage", "export of a savepoint"], frameon=False, fontsize=7, loc="upper left")
+    legend = ["moves of another stage", "rescale of another stage", "export of a savepoint"]
+    axes[3].legend(legend, frameon=False, fontsize=7, loc="upper left")
     for at, row in zip(places, rows, strict=True):
         text = f"{row.savepoint.export:.0f} MB/s"
-        axes[3].text(at + 0.2, 100 * row.savepoint.share + 2, text, fontsize=7, ha="center")
+        axes[3].text(at + 0.27, 100 * row.savepoint.share + 2, text, fontsize=7, ha="center")
     for axis in axes:
         axis.set_xticks(places, [_size(row.megabytes) for row in rows])
         axis.set_xlim(-0.5, len(rows) - 0.5)
         axis.set_ylim(bottom=0)
         axis.grid(color="#e0e0e0", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[3].set_ylim(top=1.3 * axes[3].get_ylim()[1])
+    axes[3].set_ylim(top=1.4 * axes[3].get_ylim()[1])
     figure.savefig(picture, format="svg", facecolor="white", metadata={"Date": None})
 
 

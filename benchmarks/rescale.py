@@ -5,8 +5,8 @@
 
 `celeriac run` runs this file as a pipeline with two workers, each a process, on a Redis of their own; producers in
 this process send. `by_key` goes from 8 to 16 partitions and back under a steady load that leaves its backlog short.
-Then `beside`, which no rescale concerns, is given more than it can do: its rate during each rescale, from its beginning
-to its end, is compared with that of just before.
+Then `beside`, which no rescale concerns, is given more than it can do: its rate during the rescales, each from its
+beginning to its end, is compared with that of the two seconds before each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,13 +132,13 @@ class Site:
         time.sleep(0.5)
         return Found([at - switched for at in through.values()], switched - begun_ms, self.now_ms() - switched - 500)
 
-    def beside(self, to: int) -> float:
-        """The rate of the other stage while this one is rescaled, as a share of that just before."""
+    def beside(self, to: int) -> tuple[float, float]:
+        """The rate of the other stage just before, and while this one is rescaled."""
         before = self.rate_of("beside", 2.0)
         started, taken = time.monotonic(), self.taken("beside")
         self.operations.begin(self.jobs.read(JOB), self.stage("by_key"), to, "bench")
         self.wait("it has ended", lambda: self.jobs.facts(JOB).operation is None)
-        return (self.taken("beside") - taken) / (time.monotonic() - started) / before
+        return before, (self.taken("beside") - taken) / (time.monotonic() - started)
 
     def now_ms(self) -> float:
         seconds, micros = self.client.time()
@@ -195,8 +195,13 @@ def sending(url: str, source: str, rate: float) -> Iterator[None]:
         thread.join()
 
 
-def measure(megabytes: int, times: int) -> tuple[dict[tuple[int, int], list[Found]], list[float]]:
-    """The rescales of each kind under a steady load alone; then the shares of the other stage's rate."""
+def share(rates: Sequence[tuple[float, float]]) -> float:
+    """All rates of the second kind as a share of those of the first. A single one, of half a second, tells little."""
+    return sum(second for _, second in rates) / sum(first for first, _ in rates)
+
+
+def measure(megabytes: int, times: int) -> tuple[dict[tuple[int, int], list[Found]], list[tuple[float, float]]]:
+    """The rescales of each kind under a steady load alone; then the other stage's rates before and during others."""
     with ExitStack() as stack:
         url = stack.enter_context(EmbeddedRedis.start(fsync="no")).url
         environment = {**os.environ, "CELERIAC_REDIS": url, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -215,10 +220,10 @@ def measure(megabytes: int, times: int) -> tuple[dict[tuple[int, int], list[Foun
                 found[before, after].append(site.rescale(after))
         senders.enter_context(sending(url, "more", 0))
         site.wait("the other stage is busy", lambda: site.taken("beside") > 3 * RATE)
-        shares = [site.beside(after) for _ in range(times) for _, after in SWITCHES]
+        rates = [site.beside(after) for _ in range(2 * times) for _, after in SWITCHES]
         senders.close()
         site.jobs.transition(JOB, JobState.CANCELLED)
-    return found, shares
+    return found, rates
 
 
 def main() -> None:
@@ -230,7 +235,7 @@ def main() -> None:
     print("state    partitions   pause of a receiver: median    most   waited   settled")
     mid = statistics.median
     for megabytes in asked.megabytes:
-        rescales, shares = measure(megabytes, asked.times)
+        rescales, rates = measure(megabytes, asked.times)
         for (before, after), several in rescales.items():
             pauses = [pause for found in several for pause in found.pauses]
             print(
@@ -238,7 +243,7 @@ def main() -> None:
                 f" {mid(each.waited for each in several):>5.0f} ms {mid(each.settled for each in several):>6.0f} ms",
                 flush=True,
             )
-        print(f"{megabytes:>5} MB  rate of the other stage: {mid(shares):.0%} of before, least {min(shares):.0%}")
+        print(f"{megabytes:>5} MB  rate of the other stage: {share(rates):.0%} of before")
 
 
 if __name__ == "__main__":

@@ -184,6 +184,19 @@ class Plan(msgspec.Struct, frozen=True):
         changed = msgspec.structs.replace(stage, partitions=most, active=None if serving == most else serving)
         return msgspec.structs.replace(self, stages=(*self.stages[:index], changed, *self.stages[index + 1 :]))
 
+    def concerned_by(self, after: Plan) -> frozenset[int]:
+        """The stages of which something in Redis is another when this plan becomes `after` by one step: those that have
+        changed and those that they feed; all, when more than stages has changed.
+        """
+        if msgspec.structs.replace(self, stages=after.stages) != after or len(self.stages) != len(after.stages):
+            return frozenset(stage.index for stage in after.stages)
+        changed = self.changed_in(after)
+        return changed.union(*(after.stage(index).exchanges.values() for index in changed))
+
+    def changed_in(self, after: Plan) -> frozenset[int]:
+        """The stages that are otherwise in `after`, which has as many."""
+        return frozenset(new.index for old, new in zip(self.stages, after.stages, strict=True) if old != new)
+
     def pool_of(self, index: int) -> str:
         """The pool whose workers run a stage; `main` where the plan has no such stage."""
         return self.stages[index].pool if 0 <= index < len(self.stages) else POOL

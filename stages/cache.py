@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from pipeline.codec import decode_value, shown
 from pipeline.errors import DecodingError, ForeignData
+from pipeline.keying import group_of
 from pipeline.store.foreign import HINT
+from pipeline.store.ownership import LoadedState
 
 _OVERHEAD_BYTES: Final = 200
 """What a cached key costs beyond its encoded size, roughly: dict slots and objects."""
 
-Loader = Callable[[Iterable[Any]], dict[str, list[tuple[Any, bytes | None]]]]
-"""Keys -> operator -> (key, encoded state or None)."""
+Loader = Callable[[Iterable[Any]], LoadedState]
+"""What is stored of these keys."""
 
 
 class StateCache:
@@ -35,6 +37,9 @@ class StateCache:
         self._old_sizes: dict[str, dict[Any, int]] = {operator: {} for operator in self._operators}
         self._bytes = 0
         self._old_bytes = 0
+        # Key groups that were empty when they were first asked for. All that was stored in them since is here, so what
+        # is not here is not there: a new key of theirs costs no round trip.
+        self._whole: set[int] = set()
 
     @property
     def young_bytes(self) -> int:
@@ -69,8 +74,11 @@ class StateCache:
                     self._count(operator, [key], [size])
                 else:
                     missing[key] = None
-        if missing:
-            self._take(load(missing))
+        unknown = [key for key in missing if group_of(key) not in self._whole] if self._whole else missing
+        if unknown:
+            loaded = load(unknown)
+            self._whole |= loaded.empty
+            self._take(loaded.rows)
 
     def note_sizes(self, operator: str, keys: Sequence[Any], sizes: Iterable[int]) -> None:
         """The encoded sizes of values that were just written."""
@@ -100,6 +108,8 @@ class StateCache:
                     self.note_sizes(operator, [key], [len(data)])
 
     def _age(self) -> None:
+        if any(self._old.values()):
+            self._whole.clear()
         self._old, self._old_sizes, self._old_bytes = self.state, self._sizes, self._bytes
         self.state = {operator: {} for operator in self._operators}
         self._sizes = {operator: {} for operator in self._operators}

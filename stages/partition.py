@@ -29,7 +29,7 @@ from pipeline.store.commits import (
     Refused,
     Yielded,
 )
-from pipeline.store.ownership import Acquired, Assigned, Calm
+from pipeline.store.ownership import Acquired, Assigned, Calm, LoadedState
 from stages.cache import StateCache
 from stages.context import StageContext
 from stages.failures import Failures, TryAgain
@@ -151,6 +151,17 @@ class PartitionOwner:
         self._held: Commit | None = None
         self._offered: list[Entry] = []
         self._bound: Bound | None = None
+
+    def go_over(self, context: StageContext, table: int) -> bool:
+        """Between slices: the plan has changed by one step, which concerns others. Keeps all that it knows.
+
+        False when it cannot: it holds a step that goes where nobody may be by now, or has missed a change before.
+        """
+        if self._held is not None or table != self._table + 1:
+            return False
+        self.renew(context)
+        self._table = table
+        return True
 
     @property
     def position(self) -> Position:
@@ -464,7 +475,7 @@ class PartitionOwner:
         operators = self._context.kernel.keyed_operators
         return self._context.ownership.due_timers(stage.index, operators, groups, watermark, TIMERS_PER_STEP)
 
-    def _load(self, wanted: Iterable[Any]) -> dict[str, list[tuple[Any, bytes | None]]]:
+    def _load(self, wanted: Iterable[Any]) -> LoadedState:
         context = self._context
         return context.ownership.load_state(context.stage.index, context.kernel.keyed_operators, wanted)
 

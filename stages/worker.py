@@ -474,18 +474,22 @@ class Worker:
         if record.plan == self.plan:
             return
         before, self.plan = self.plan, record.plan
-        changed = {
-            new.index for old, new in zip(before.stages, self.plan.stages, strict=True) if old.serving != new.serving
-        }
+        concerned, changed = before.concerned_by(self.plan), before.changed_in(self.plan)
         self._unserved |= {place for place in self._owned if place[0] in changed}
         self.on_pause(0.0)
-        self._contexts = [
-            replace(old, plan=self.plan, stage=stage, encoder=StepEncoder(self.ownership.job, self.plan, stage))
-            for old, stage in zip(self._contexts, self.plan.stages, strict=True)
-        ]
-        self._stale.update(self._owned)
+        self._contexts = [self._context_by(self.plan, old, concerned) for old in self._contexts]
+        for place, owner in self._owned.items():
+            if place[0] in concerned or not owner.go_over(self._contexts[place[0]], record.table):
+                self._stale.add(place)
         serving = ", ".join(f"{stage.name} {stage.serving}" for stage in self.plan.stages)
         logger.info("the partitions are others by now: job=%s table=%d: %s", record.job, record.table, serving)
+
+    def _context_by(self, plan: Plan, old: StageContext, concerned: frozenset[int]) -> StageContext:
+        """An encoder knows where keys go: it stays while they go there."""
+        index = old.stage.index
+        is_same = index not in concerned and concerned.isdisjoint(plan.stage(index).exchanges.values())
+        encoder = old.encoder if is_same else StepEncoder(self.ownership.job, plan, plan.stage(index))
+        return replace(old, plan=plan, stage=plan.stage(index), encoder=encoder)
 
     def _leave_off(self, code: str) -> None:
         """Its version does not know the table that commits need by now, and never learns it."""

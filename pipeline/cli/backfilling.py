@@ -15,7 +15,7 @@ import click
 from pipeline.cli.bulk import MASTER_VARIABLE, OnSpark, SparkOptions, need_engine
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.interrupts import Interrupts
-from pipeline.cli.options import DEBUG, job_id
+from pipeline.cli.options import DEBUG, SPARK_SETTINGS, job_id
 from pipeline.cli.savepoints import FOLDER, summary
 from pipeline.cli.screen import Screen
 from pipeline.cli.submitting import PARTITIONS
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder that all hosts of Spark share, for what stages hand on.",
 )
+@SPARK_SETTINGS
 @click.option("--quiet", is_flag=True, help="Show errors only.")
 @DEBUG
 @click.pass_obj

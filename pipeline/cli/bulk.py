@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.options import SPARK_SETTINGS
 from pipeline.cli.progress import duration
 from pipeline.cli.reports import error_line, given_words, published_words
 from pipeline.cli.screen import Screen
@@ -44,6 +45,7 @@ _FOR_SPARK: Final = frozenset(
         "master",
         "remote",
         "scratch",
+        "conf",
         "savepoint_url",
         "allow_dropped",
         "allow_edits",
@@ -117,6 +119,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(file_okay=False, path_type=Path),
         help="With --engine spark: a folder that all its hosts share, for what stages hand on.",
     )
+    @SPARK_SETTINGS
     @click.option(
         "--stream", is_flag=True, help="With --engine spark: live, on Redis, with a streaming query as the worker."
     )

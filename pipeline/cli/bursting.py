@@ -18,7 +18,7 @@ from pipeline.cli.burstcourse import Course
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.moving import table
-from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.options import DEBUG, JOB, SERVER, SPARK_SETTINGS
 from pipeline.cli.services import MemberProcess, Workspace
 from pipeline.errors import CeleriacError, JobStateError, OperationLost, PipelineError, StoreError
 from pipeline.facts import JobFacts
@@ -90,6 +90,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
     help="Only partitions with so many records to process; or, as 60s, that need so long at their pace.",
 )
 @click.option("--master", metavar="URL", help="The Spark master. Default: local[*].")
+@SPARK_SETTINGS
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be worked off. Changes nothing.")
 @click.option("--asked-by", hidden=True, default="")
 @DEBUG

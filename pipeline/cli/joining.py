@@ -13,7 +13,7 @@ import click
 
 from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.exits import HELP
-from pipeline.cli.options import DEBUG, JOB, PREFER_NETWORK, SERVER
+from pipeline.cli.options import DEBUG, JOB, PREFER_NETWORK, SERVER, SPARK_SETTINGS
 from pipeline.cli.pools import ONE_POOL, check_pool
 from pipeline.cli.services import checkout_path
 from pipeline.errors import JobStateError, PipelineError
@@ -72,6 +72,7 @@ NODE: Final = click.option(
     help="Have the node begin the bursts that the autoscaler decides.",
 )
 @click.option("--master", metavar="URL", help="With --engine spark or --bursts: the Spark master. Default: local[*].")
+@SPARK_SETTINGS
 @DEBUG
 def worker(
     job: str,

@@ -12,6 +12,7 @@ import click
 from pipeline.cli.primaries import only_server, server_of
 from pipeline.errors import PipelineError
 from pipeline.redis_addresses import NETWORK_VARIABLE, Network, in_order, parse_networks, split_servers
+from pipeline.spark import settings
 from pipeline.store.jobs import JOB_ID
 
 REDIS_VARIABLE = "CELERIAC_REDIS"
@@ -102,3 +103,23 @@ def SERVER(command: _Command) -> _Command:  # noqa: N802  # it stands among the 
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 DEBUG = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+
+def _told_spark(_context: click.Context, _parameter: click.Parameter, lines: tuple[str, ...]) -> None:
+    try:
+        if lines:
+            settings.tell(settings.parse(lines))
+    except PipelineError as error:
+        raise click.BadParameter("; ".join(filter(None, (str(error), error.hint)))) from error
+
+
+SPARK_SETTINGS = click.option(
+    "--conf",
+    metavar="KEY=VALUE",
+    multiple=True,
+    expose_value=False,
+    callback=_told_spark,
+    help=f"A setting of Spark, where it is used; may be repeated. Lines of {settings.SETTINGS_VARIABLE} are hidden from"
+    " others.",
+)
+"""For every Spark session of the command, and of what it starts."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -90,7 +90,7 @@ class Shadowing:
     """Sink -> the number of the first result behind the cut."""
     lines: tuple[str, ...]
     server: str
-    comparison: Comparison = field(default_factory=Comparison)
+    comparison: Comparison
 
     @property
     def job(self) -> str:
@@ -277,6 +277,7 @@ def make_shadow(
         first={sink: manifest.outputs[echo_name(sink)] for sink in sinks},
         lines=tuple(line for line in restored.lines if line.startswith(("dropped", "new"))),
         server=scripts.server,
+        comparison=Comparison(room_bytes // 2),
     )
     found.add(Side.LIVE, heard)
     return found

@@ -6,7 +6,7 @@ senders meet in a stage their order is that of their arrival, which is not the s
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,7 +19,11 @@ from pipeline.reading.keytext import key_text
 from pipeline.records import Batch
 
 GRACE: Final = 1_000
-"""A result that the other side has passed by so many results of its partition does not come any more."""
+"""Where both sides have results of a key, one that the other has passed by so many of its partition comes no more.
+
+Where only one side has some, a worker that died, or a backlog that is worked off, may hold the key's others back for as
+long as seconds: they are waited for while there is room.
+"""
 
 SHOWN: Final = 20
 """So many differences are kept to be shown, the first ones."""
@@ -67,7 +71,6 @@ class _Result:
     lane: _Lane
     number: int
     data: bytes
-    is_through: bool = False
 
     @property
     def size(self) -> int:
@@ -90,17 +93,23 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Sender:
-    """One partition in front of a sink: what it gave on both sides, and how far each of them was matched."""
+    """One partition in front of a sink: what it gave on both sides, how far each of them was matched, what waits."""
 
     counts: list[int] = field(default_factory=lambda: [0, 0])
     matched: list[int] = field(default_factory=lambda: [0, 0])
-    queues: tuple[deque[_Result], deque[_Result]] = field(default_factory=lambda: (deque(), deque()))
+    waiting: tuple[OrderedDict[int, _Result], OrderedDict[int, _Result]] = field(
+        default_factory=lambda: (OrderedDict(), OrderedDict())
+    )
 
 
 class Comparison:
-    """What was compared so far. `held_bytes` estimates the memory of what waits: whoever adds must look at it."""
+    """What was compared so far. `held_bytes` estimates the memory of what waits: whoever adds must look at it.
 
-    def __init__(self) -> None:
+    patience_bytes: when more than this waits, what has no counterpart yet counts as having none.
+    """
+
+    def __init__(self, patience_bytes: int) -> None:
+        self._patience_bytes = patience_bytes
         self.tallies: dict[str, SinkTally] = {}
         self.first: list[Difference] = []
         self.held_bytes = 0
@@ -142,17 +151,18 @@ class Comparison:
             result = _Result(lane, sender.counts[side], data)
             if not self._match(side, result, sender, tally):
                 lane.queues[side].append(result)
-                sender.queues[side].append(result)
+                sender.waiting[side][result.number] = result
                 tally.waiting[side] += 1
                 self.held_bytes += result.size
+                self._give_up_pairs(lane, sender, tally)
             elif not any(lane.queues):
                 del self._lanes[sink, partition, name]
-        self._give_up(sender, tally, GRACE)
+        self._give_up(sender, tally)
 
     def settle(self) -> None:
         """Both sides have given all that they give for the same input: what waits has no counterpart."""
         for (sink, _), sender in self._senders.items():
-            self._give_up(sender, self.tallies[sink], -1)
+            self._give_up(sender, self.tallies[sink], is_over=True)
         self._lanes.clear()
 
     def _match(self, side: Side, result: _Result, sender: _Sender, tally: SinkTally) -> bool:
@@ -163,7 +173,7 @@ class Comparison:
             if found.data != result.data:
                 continue
             del lane.queues[other][at]
-            self._take_out(found, tally, other)
+            self._take_out(other, found, sender, tally)
             is_in_order = found.number > lane.matched[other] and result.number > lane.matched[side]
             tally.equal += is_in_order
             tally.moved += not is_in_order
@@ -173,31 +183,45 @@ class Comparison:
             return True
         return False
 
-    def _take_out(self, result: _Result, tally: SinkTally, side: int) -> None:
-        result.is_through = True
+    def _take_out(self, side: int, result: _Result, sender: _Sender, tally: SinkTally) -> None:
+        del sender.waiting[side][result.number]
         tally.waiting[side] -= 1
         self.held_bytes -= result.size
 
-    def _give_up(self, sender: _Sender, tally: SinkTally, grace: int) -> None:
-        for side in Side:
-            queue = sender.queues[side]
-            reached = max(sender.matched[side], sender.counts[1 - side])
-            while queue and (queue[0].is_through or grace < 0 or queue[0].number + grace < reached):
-                result = queue.popleft()
-                if not result.is_through:
-                    self._differs(side, result, tally)
+    def _give_up_pairs(self, lane: _Lane, sender: _Sender, tally: SinkTally) -> None:
+        """What both sides have of a key, and is not equal, at the front of both."""
+        while all(lane.queues) and any(self._is_passed(side, lane.queues[side][0], sender) for side in Side):
+            side = Side.LIVE if self._is_passed(Side.LIVE, lane.queues[Side.LIVE][0], sender) else Side.SHADOW
+            self._differs(side, lane.queues[side][0], sender, tally)
 
-    def _differs(self, side: int, result: _Result, tally: SinkTally) -> None:
+    def _is_passed(self, side: int, result: _Result, sender: _Sender) -> bool:
+        return result.number + GRACE < max(sender.matched[side], sender.counts[1 - side])
+
+    def _give_up(self, sender: _Sender, tally: SinkTally, *, is_over: bool = False) -> None:
+        """The oldest of those that wait, as long as nobody has to wait for them."""
+        for side in Side:
+            waiting = sender.waiting[side]
+            while waiting:
+                oldest = next(iter(waiting.values()))
+                if not is_over and not self._is_given_up(side, oldest, sender):
+                    break
+                self._differs(side, oldest, sender, tally)
+
+    def _is_given_up(self, side: int, result: _Result, sender: _Sender) -> bool:
+        has_room = self.held_bytes <= self._patience_bytes and not result.lane.queues[1 - side]
+        return not has_room and self._is_passed(side, result, sender)
+
+    def _differs(self, side: int, result: _Result, sender: _Sender, tally: SinkTally) -> None:
         """It stands against the first result that waits on the other side, or against none."""
         lane = result.lane
         lane.queues[side].remove(result)
         pair: list[bytes | None] = [None, None]
         pair[side] = result.data
-        self._take_out(result, tally, side)
+        self._take_out(side, result, sender, tally)
         if lane.queues[1 - side]:
             other = lane.queues[1 - side].popleft()
             pair[1 - side] = other.data
-            self._take_out(other, tally, 1 - side)
+            self._take_out(1 - side, other, sender, tally)
         tally.different += 1
         if len(self._last) < _LANES:
             self._last.setdefault((lane.sink, lane.name), list(lane.last))

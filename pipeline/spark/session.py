@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ import pipeline
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import EnvironmentFault
 from pipeline.sources.splits import SPLIT_BYTES
+from pipeline.spark import settings
 
 try:
     from py4j.protocol import Py4JError
@@ -32,6 +34,7 @@ FAST_START_VARIABLE: Final = "CELERIAC_SPARK_FAST_START"
 """Set to 1, the JVM starts sooner and peaks lower: for tests and small input."""
 
 _LOG_TAIL: Final = 2_000
+_SUBMIT_VARIABLE: Final = "PYSPARK_SUBMIT_ARGS"
 
 _lock = threading.Lock()  # a session is made once: that changes the environment and stderr of the process
 _made: dict[int, SparkSession] = {}  # by process id, under the lock; Spark knows it in the making thread only
@@ -45,7 +48,8 @@ def spark_session(
     It leaves nothing in the current folder: its files go to a temporary one, which goes with the process.
     With `starts_fast` the JVM starts sooner and peaks lower, as with FAST_START_VARIABLE.
     What the JVM logs goes to `log_path`, or to a file in that folder. Takes some seconds the first time.
-    Raises EnvironmentFault when there is no Java or Spark does not start.
+    It has the settings of `pipeline.spark.settings`. Raises PipelineError for one of these that cannot be,
+    EnvironmentFault when there is no Java or Spark does not start.
     """
     with _lock:
         running = SparkSession.getActiveSession() or _made.get(os.getpid())
@@ -55,12 +59,14 @@ def spark_session(
         folder = Path(tempfile.mkdtemp(prefix="celeriac-spark-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         log = log_path or folder / "jvm.log"
+        wanted = settings.told()
         _set_environment(folder)
         builder = SparkSession.builder.master(master).appName("celeriac")
         for name, value in _configuration(folder, master, starts_fast).items():
-            builder = builder.config(name, value)
+            if name not in wanted:
+                builder = builder.config(name, value)
         try:
-            with _stderr_to(log):
+            with _submitted_with(wanted, folder), _stderr_to(log):
                 session = builder.getOrCreate()
         except (PySparkException, Py4JError, RuntimeError, OSError) as error:
             raise EnvironmentFault(
@@ -96,7 +102,7 @@ def _set_environment(folder: Path) -> None:
 
 
 def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, str]:
-    settings = {
+    ours = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
@@ -110,10 +116,28 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
         "spark.sql.files.openCostInBytes": str(SPLIT_BYTES),
     }
     if master.startswith("local"):
-        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1":
-        settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
-    return settings
+        ours["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
+    return ours
+
+
+@contextmanager
+def _submitted_with(wanted: Mapping[str, str], folder: Path) -> Iterator[None]:
+    """What PySpark starts its JVM with. Settings of the builder are arguments of that process, for all to see."""
+    before = os.environ.get(_SUBMIT_VARIABLE)
+    if wanted:
+        path = folder / "settings.properties"
+        settings.write_properties(wanted, path)
+        files = f"--properties-file {shlex.quote(str(path))} --load-spark-defaults"
+        os.environ[_SUBMIT_VARIABLE] = f"{files} {before or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SUBMIT_VARIABLE, None)
+        else:
+            os.environ[_SUBMIT_VARIABLE] = before
 
 
 @contextmanager

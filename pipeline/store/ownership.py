@@ -49,6 +49,17 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedState:
+    """rows: operator -> (key, encoded state or None) for every key that was asked for.
+
+    empty: of their key groups those that have no state at all.
+    """
+
+    rows: dict[str, list[tuple[Any, bytes | None]]]
+    empty: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Acquired:
     """What a new owner starts from. `watermarks`: sender -> what it has promised, in milliseconds.
 
@@ -275,32 +286,33 @@ class Ownership:
         answer = self.scripts.run("attempt", names, [row.token, str(position), lines, text])
         return bool(answer[0] == 1)
 
-    def load_state(
-        self, stage: int, operators: Sequence[str], wanted: Iterable[Any]
-    ) -> dict[str, list[tuple[Any, bytes | None]]]:
-        """Operator -> (key, encoded state or None) for every wanted key, in one round trip."""
+    def load_state(self, stage: int, operators: Sequence[str], wanted: Iterable[Any]) -> LoadedState:
+        """The state of every wanted key, in one round trip."""
         by_group: dict[int, list[Any]] = {}
         for key in wanted:
             by_group.setdefault(group_of(key), []).append(key)
         found: dict[str, list[tuple[Any, bytes | None]]] = {operator: [] for operator in operators}
         if not operators:
-            return found
+            return LoadedState(found)
         args: list[Any] = []
         for group_keys in by_group.values():
             args.append(len(operators) * len(group_keys))
             args += [state_field(operator, key) for operator in operators for key in group_keys]
         answers = self.scripts.run("load", [keys.state(self.job, stage, group) for group in by_group], args)
-        for group_keys, values in zip(by_group.values(), answers, strict=True):
+        empty = set()
+        for (group, group_keys), (fields, *values) in zip(by_group.items(), answers, strict=True):
+            if not fields:
+                empty.add(group)
             for number, operator in enumerate(operators):
                 part = values[number * len(group_keys) : (number + 1) * len(group_keys)]
                 found[operator].extend(zip(group_keys, part, strict=True))
-        return found
+        return LoadedState(found, frozenset(empty))
 
     def load_held(self, stage: int, key: Any, first: int, count: int) -> list[bytes]:
         """So many pieces of the records held of a key, from number `first` on. Raises ForeignData when one is gone."""
         fields = [piece_field(number, key_field(key)) for number in range(first, first + count)]
         names = [keys.held_records(self.job, stage, group_of(key))]
-        found = self.scripts.run("load", names, [len(fields), *fields])[0]
+        _, *found = self.scripts.run("load", names, [len(fields), *fields])[0]
         if None in found:
             raise ForeignData(
                 f"records held of the key {key!r} are missing",

@@ -14,6 +14,7 @@ from time import monotonic
 
 import pytest
 
+from pipeline.operations import Phase
 from tests.e2e.chaos import Run, Site, a_chance, wait_until
 from tests.e2e.flows import PACED, check_paced
 
@@ -29,6 +30,7 @@ class Changes:
         self._address, self._job = run.address, run.link[1]
         self._partitions = {"hop": 4, "by_key": 4}
         self._node: subprocess.Popen[bytes] | None = None
+        self.versions = ["flow.py"]
         self.done: list[str] = []
 
     def one(self) -> None:
@@ -39,6 +41,7 @@ class Changes:
             self.savepoint,
             self.pause,
             self.pause_stage,
+            self.promote,
         ]
         act = self._chance.choice(acts)
         print(act.__name__)
@@ -63,19 +66,30 @@ class Changes:
         self._command("pause", self._job, "--stage", stage)
         self._command("unpause", self._job, "--stage", stage)
 
+    def promote(self) -> None:
+        """A version that does the same runs beside the job as its shadow, and takes it over."""
+        name = f"version_{len(self.versions)}.py"
+        self.versions.append(name)
+        (self._run.folder / name).write_text(f"{PACED.format(keys=KEYS)}\n# {name}\n")
+        shadow = self._start("shadow.log", "shadow", self._job, name)
+        try:
+            wait_until(lambda: self._is_compared(shadow), "the shadow is compared", 60.0)
+            self._command("promote", self._job)
+            assert shadow.wait(60) == 0
+        finally:
+            shadow.kill()
+            shadow.wait()
+
+    def _is_compared(self, shadow: subprocess.Popen[bytes]) -> bool:
+        assert shadow.poll() is None, (self._site.kept_logs / "shadow.log").read_text()
+        operation = self._run.facts().operation
+        return operation is not None and operation.phase is Phase.COMPARING
+
     def move(self) -> None:
         """A node joins, or the one that has joined is drained and ended."""
         if self._node is None:
-            with open(self._site.kept_logs / "node.log", "ab") as log:
-                self._node = subprocess.Popen(
-                    [*CELERIAC, "worker", self._job, "flow.py", "--workers", "1", "--node", "far"],
-                    cwd=self._run.folder,
-                    env=self._site.environment(CELERIAC_REDIS=self._address),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            newest = self.versions[-1]
+            self._node = self._start("node.log", "worker", self._job, newest, "--workers", "1", "--node", "far")
             wait_until(self._has_joined, "the node has partitions", 60.0)
         else:
             # The last node that has live workers is not drained, and the one at home may have lost both just now.
@@ -98,6 +112,18 @@ class Changes:
         """A node of its own ends with its job; its process is collected."""
         if self._node is not None:
             assert self._node.wait(30) == 0
+
+    def _start(self, log_name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self._site.kept_logs / log_name, "ab") as log:
+            return subprocess.Popen(
+                [*CELERIAC, *arguments],
+                cwd=self._run.folder,
+                env=self._site.environment(CELERIAC_REDIS=self._address),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _command(self, *arguments: str) -> None:
         """To its end; meanwhile, half of the times, a process of the job is killed."""
@@ -143,4 +169,4 @@ def test_whatever_changes_at_random_among_kills_every_key_is_in_order_and_once(s
     assert "the books balance: " in run.said()
     last = check_paced(run.folder / "out", KEYS)
     assert 3 * KEYS * last >= taken
-    site.assert_clean("flow.py", "enough", "out")
+    site.assert_clean(*changes.versions, "enough", "out")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from leader.wiring import make_round
@@ -28,6 +29,7 @@ from pipeline.savepoints.export import take_savepoint
 from pipeline.savepoints.places import Draft, LocalPlace
 from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
+from pipeline.shadowing.course import Course, Wish
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.claims import ClaimStore
@@ -42,6 +44,7 @@ from pipeline.versions import Version, Wanted
 from stages.rolling import Rolling
 from stages.supervision import ChildSpec, ChildState, ChildStatus
 from tests.runtime.harness import LocalJob, assert_sequence, numbered, sequence_pipeline
+from tests.runtime.shadows import CODE, Pair
 from tests.runtime.test_moves import KEYS, Led
 
 NUMBERS = 12
@@ -342,6 +345,34 @@ def suspend(crew: Crew) -> None:
     go_on(crew.job.jobs, crew.facts().record, "celeriac resume")
 
 
+def shadow(crew: Crew) -> None:
+    """A version beside the job is compared with it, then put in its place."""
+
+    def command(scripts: Scripts) -> None:
+        crew.turns(lambda: not crew.facts().record.shadow)  # the leader takes away what one that was killed has left
+        pair = Pair(crew.job, sequence_pipeline(2), crew.folder, scripts=scripts)
+        pair.shadow.leader.release(pair.shadow.job, pair.shadow.token)  # its leader is that of the job
+        beats = Ownership(crew._scripts, pair.shadow.job, "w0", "1-a")
+
+        def tick(_: float) -> None:
+            crew.meet(_operation(crew))
+            beats.heartbeat(json.dumps({"code": CODE}))
+            crew.turn()
+            pair.shadow.look()
+            pair.shadow.run_until_idle()
+            if not crew.facts().record.paused:
+                assert pair.store.want(msgspec.json.encode(Wish("promote")).decode())
+
+        now = iter(range(10_000))
+        course = Course(pair.one, "/new.py", clock=lambda: float(next(now)), sleep=tick)
+        assert course.run() == "promoted"
+        pair.close("promoted")
+
+    crew.commands(command)
+    crew.turns(lambda: set(crew.told.values()) == {Wanted(CODE, "/new.py").encode()})
+    assert crew.job.jobs.list_ids() == ["j"]
+
+
 @dataclass(frozen=True)
 class Case:
     """phases: all that a run meets, in this order. scripts: at whose nth call its leader is killed besides."""
@@ -374,6 +405,12 @@ CASES = {
     ),
     "moves": Case(move, ("joined", "asked", "collected"), (("collect", 1), ("collect", 2), ("collect", 4))),
     "savepoint": Case(savepoint, ("cut", "exporting", "publishing"), by_command=("cut", "exporting", "publishing")),
+    "shadow": Case(
+        shadow,
+        ("comparing", "promoting"),
+        by_command=("comparing", "promoting"),
+        history=["shadow of version c0de00000002 of new.py: promoted"],
+    ),
     "suspend": Case(suspend, ("quieting", "cut"), by_command=("quieting", "cut")),
 }
 

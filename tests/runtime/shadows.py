@@ -14,6 +14,7 @@ from pipeline.shadowing.carrying import Candidate, Shadowing, make_shadow
 from pipeline.shadowing.holding import held_back
 from pipeline.store.claims import ClaimStore
 from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
 from pipeline.store.shadows import ShadowStore
 from pipeline.versions import Version
 from tests.runtime.harness import LocalJob
@@ -31,33 +32,38 @@ class Held:
         return held_back(self.flow.graph())
 
 
-def begin(job: LocalJob) -> Claim:
+def begin(job: LocalJob, scripts: Scripts | None = None) -> Claim:
     about = About("shadow", by="me@here", code=CODE, file="new.py")
-    return ClaimStore(job._scripts).undertake(job.job, about, Phase.COPYING)
+    return ClaimStore(scripts or job._scripts).undertake(job.job, about, Phase.COPYING)
 
 
 @dataclass
 class Pair:
-    """The job, and a shadow of it with one worker. `close` takes the shadow away, as its command does."""
+    """The job, and a shadow of it with one worker. `close` takes the shadow away, as its command does.
+
+    scripts: what the command uses; by default what the job does.
+    """
 
     job: LocalJob
     flow: Pipeline
     folder: Path
     room_bytes: int = 1 << 20
     options: dict[str, Any] = field(default_factory=dict)
+    scripts: Scripts | None = None
 
     def __post_init__(self) -> None:
-        self.claim = begin(self.job)
+        self.scripts = self.scripts or self.job._scripts
+        self.claim = begin(self.job, self.scripts)
         graph = self.flow.graph()
         version = Version("shadow", CODE, fingerprint(graph), "new.py", "me@here")
         candidate = Candidate(graph, version, self.room_bytes, **self.options)
-        self.one: Shadowing = make_shadow(self.job._scripts, self.claim, candidate, self.folder)
+        self.one: Shadowing = make_shadow(self.scripts, self.claim, candidate, self.folder)
         self.shadow = LocalJob(self.job.url, Held(self.flow), job=self.one.shadow, exists=True)  # type: ignore[arg-type]
         self.shadow.assign(is_told=False)
 
     @property
     def store(self) -> ShadowStore:
-        return ShadowStore(self.job._scripts, self.job.job)
+        return ShadowStore(self.scripts or self.job._scripts, self.job.job)
 
     def work(self) -> None:
         """Both work, and are compared, until nothing is left to do."""

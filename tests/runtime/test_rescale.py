@@ -107,6 +107,56 @@ def test_owners_that_hear_of_a_switch_serve_its_stage_before_all_tickets(make: M
     assert_sequence(job, KEYS, 3)
 
 
+def two_branches() -> Pipeline:
+    """Two stages behind one source, and one behind another source, each with the sequence oracle at its end."""
+    flow = Pipeline("branches")
+    left = flow.source(read.producer(), name="in_left").key_by(lambda pair: pair[0], name="left_hop")
+    left = left.stateful_map(lambda _key, pair, state: (pair, state)).key_by(lambda pair: pair[0], name="left_by")
+    right = flow.source(read.producer(), name="in_right").key_by(lambda pair: pair[0], name="right_by")
+    for name, branch in (("left", left), ("right", right)):
+        numbers = branch.map(lambda pair: pair[1], name=f"{name}_number")
+        numbers.stateful_map(in_sequence, name=f"{name}_oracle").sink(write.stream(name), name=name)
+    return flow
+
+
+def send_both(job: LocalJob, count: int, first: int) -> None:
+    job.send(numbered(KEYS, count, first), "a", "in_left")
+    job.send(numbered(KEYS, count, first), "b", "in_right")
+
+
+def test_partitions_that_a_switch_does_not_concern_keep_all_that_they_know(make: Make) -> None:
+    job = make(two_branches(), limits=SMALL)
+    job.assign()
+    send_both(job, 3, 1)
+    job.run_until_idle()
+    first, behind, beside = (_stage(job, name) for name in ("left_hop", "left_by", "right_by"))
+
+    kept = job.workers["w0"].owner((beside, 0))
+    assert kept is not None
+    cached = kept.cache.keys
+    assert cached > 0
+
+    job.begin_rescale(first, 5)
+    assert job.switch() == "switched"
+    job.look()
+    read_anew = [place for place in job.places if place in job.workers["w0"]._stale]
+    send_both(job, 3, 4)
+    job.run_until_idle()
+
+    assert {stage for stage, _ in read_anew} <= {first, behind}
+    assert read_anew
+    assert kept.cache.keys == cached
+    job.assign("w0", job.homeless())
+    job.run_until_idle()
+    assert job.settle()
+    job.run_to_the_end()
+    assert job.by_key("left") == job.by_key("right") == {key: [1, 2, 3, 4, 5, 6] for key in KEYS}
+
+
+def _stage(job: LocalJob, name: str) -> int:
+    return next(stage.index for stage in job.plan.stages if stage.name == name)
+
+
 # Time.
 
 

@@ -11,6 +11,7 @@ from pipeline.keying import GROUPS, group_of, groups_of_partition
 from pipeline.records import MAX_TIME, Timer
 from pipeline.store import keys
 from pipeline.store.commits import Write
+from pipeline.store.ownership import LoadedState
 
 
 def test_state_is_loaded_by_operator_with_absent_keys_as_none(bench: Bench) -> None:
@@ -20,7 +21,7 @@ def test_state_is_loaded_by_operator_with_absent_keys_as_none(bench: Bench) -> N
         place = keys.state("j", 0, group_of(key))
         hand.commit(writes=[Write("HSET", place, [state_field(operator, key), encode_value(value)])])
 
-    found = bench.owner().load_state(0, ["count", "mean"], ["a", ("x", 2), 1, "1", b"1"])
+    found = bench.owner().load_state(0, ["count", "mean"], ["a", ("x", 2), 1, "1", b"1"]).rows
 
     decoded = {
         (operator, key): None if data is None else decode_value(data)
@@ -38,14 +39,23 @@ def test_state_of_a_thousand_keys_is_loaded_in_one_call(bench: Bench) -> None:
     wanted = [f"key-{number}" for number in range(1_000)]
     hand.commit(writes=[Write("HSET", keys.state("j", 0, group_of(k)), [state_field("op", k), k]) for k in wanted])
 
-    found = bench.owner().load_state(0, ["op"], wanted)["op"]
+    found = bench.owner().load_state(0, ["op"], wanted).rows["op"]
 
     assert dict(found) == {key: key.encode() for key in wanted}
 
 
 def test_nothing_is_asked_for_without_operators_or_keys(bench: Bench) -> None:
-    assert bench.owner().load_state(0, [], ["a"]) == {}
-    assert bench.owner().load_state(0, ["op"], []) == {"op": []}
+    assert bench.owner().load_state(0, [], ["a"]) == LoadedState({})
+    assert bench.owner().load_state(0, ["op"], []) == LoadedState({"op": []})
+
+
+def test_loading_tells_which_key_groups_hold_nothing_at_all(bench: Bench) -> None:
+    hand = bench.worker()
+    hand.commit(writes=[Write("HSET", keys.state("j", 0, group_of("a")), [state_field("op", "other"), b"1"])])
+
+    found = bench.owner().load_state(0, ["op"], ["a", "b"])
+
+    assert found == LoadedState({"op": [("a", None), ("b", None)]}, frozenset({group_of("b")}))
 
 
 def put_timers(bench: Bench, timers: list[tuple[Timer, int]]) -> None:

@@ -229,7 +229,7 @@ class Steps:
 
     def _load(self, number: int) -> Memory:
         worker = self._memory.workers[number]
-        total = self._scripts.run("load", [STATE], [1, "total"])[0][0]
+        total = self._scripts.run("load", [STATE], [1, "total"])[0][1]
         return self._memory.with_worker(number, replace(worker, phase="read", total=int(total or 0)))
 
     def _commit(self, number: int, most: int) -> Memory:

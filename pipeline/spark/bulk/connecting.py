@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.errors import EnvironmentFault, PipelineError
+from pipeline.spark import settings
 from pipeline.spark.session import DEFAULT_MASTER, spark_session
 
 MASTER: Final = re.compile(
@@ -99,6 +100,14 @@ def _remote_session(remote: str) -> SparkSession:
         session.range(1).count()
     except (PySparkException, RuntimeError) as error:
         raise EnvironmentFault(f"the Connect server {_shown(remote)} gives no session: {error}") from error
+    for name, value in settings.told().items():
+        try:
+            session.conf.set(name, value)
+        except PySparkException as error:
+            raise EnvironmentFault(
+                f"the Connect server {_shown(remote)} does not take the setting {name}",
+                hint="what belongs to the server's start is set there",
+            ) from error
     return session
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from pipeline.errors import EnvironmentFault
 from pipeline.positions import Position, Reach
@@ -24,6 +26,8 @@ from pipeline.spark.streaming.slices import Slice, slices_in
 from pipeline.spark.streaming.source import FORMAT, Inboxes
 
 _GRACE_SECONDS: Final = 1.5
+_FAULTS: Final = (PySparkException, Py4JError)
+"""What Spark refuses, and what is left of it when its JVM has ended."""
 
 _SERVED: Final = (
     "stage int, partition int, token string, end string, position string, run string, server string, wait double,"
@@ -152,7 +156,7 @@ class InboxQuery:
             writer = writer.trigger(processingTime=f"{int(settings.interval_seconds * 1000)} milliseconds")
         try:
             self._query = writer.start()
-        except Exception as error:
+        except _FAULTS as error:
             raise EnvironmentFault(f"Spark starts no streaming query: {words_of(error)}") from error
 
     @property
@@ -170,7 +174,7 @@ class InboxQuery:
             return
         is_free = self._running.acquire(timeout=_GRACE_SECONDS)
         self._is_stopping = True
-        with suppress(Exception):  # Spark may have ended before
+        with suppress(*_FAULTS):  # Spark may have ended before
             self._query.stop()
         if is_free:
             self._running.release()
@@ -196,7 +200,7 @@ def warm_up(session: Any, load: Callable[[Iterator[Any]], Iterator[Any]]) -> Non
     cores = session.sparkContext.defaultParallelism
     try:
         session.range(0, cores, 1, cores).mapInArrow(load, "id long").collect()
-    except Exception as error:
+    except _FAULTS as error:
         raise EnvironmentFault(f"Spark runs no task: {words_of(error)}") from error
 
 
