@@ -1,5 +1,5 @@
-"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`, `shadow`. Data, and its
-words.
+"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`, `shadow`, `burst`. Data,
+and its words.
 
 The leader carries out a rescale. The others are carried out by their commands, under a claim that these renew.
 """
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Kind = Literal["rescale", "upgrade", "shadow"]
+Kind = Literal["rescale", "upgrade", "shadow", "burst"]
 
 CLAIM_SECONDS: Final = 15.0
 """A command that has not renewed its claim for so long is taken for gone: whoever comes next begins in its place."""
@@ -35,12 +35,19 @@ class Phase(StrEnum):
     """Shadow: it gets the input of the job, and its results are compared."""
     PROMOTING = "promoting"
     """Shadow: the job's input is held back until both stand at one place, where the shadow's state becomes its own."""
+    STARTING = "starting"
+    """Burst: Spark starts; partitions go to it as soon as it is heard of."""
+    BURSTING = "bursting"
+    """Burst: Spark works on each partition up to its cut; those that are there go back."""
+    RETURNING = "returning"
+    """Burst: all partitions go back."""
 
 
 class About(msgspec.Struct, frozen=True):
     """What an operation does, and who has asked for it: `by`.
 
     stage, before, to: of a rescale, the name and the numbers of partitions. code, file: of the others, the version.
+    node, cuts: of a burst, who works on it, and partition, as `stage.partition` -> the position up to which it does.
     """
 
     kind: Kind
@@ -50,6 +57,8 @@ class About(msgspec.Struct, frozen=True):
     by: str = ""
     code: str = ""
     file: str = ""
+    node: str = ""
+    cuts: dict[str, str] = {}
 
     def __str__(self) -> str:
         match self.kind:
@@ -59,12 +68,16 @@ class About(msgspec.Struct, frozen=True):
                 return f"upgrade to version {self.code}"
             case "shadow":
                 return f"shadow of version {self.code}"
+            case "burst":
+                return f"burst of {len(self.cuts)} partition" + ("" if len(self.cuts) == 1 else "s")
 
     @property
     def change(self) -> str:
         """The same with all that is known of it beforehand."""
         if self.kind == "rescale":
             return f"{self} from {self.before} to {self.to} partitions"
+        if self.kind == "burst":
+            return f"{self} on {self.node}"
         return f"{self} of {self.file}"
 
 
@@ -72,9 +85,9 @@ class About(msgspec.Struct, frozen=True):
 class Operation:
     """The one under way. stage: the index of a rescale's stage. is_urgent: it does not wait for a short backlog.
 
-    done, total: of an upgrade, the workers that have changed, and all. until_ms: when its command counts as gone; 0
-    for what the leader carries out. Times are milliseconds of the job's clock; `since_ms`: when its phase began,
-    `switched_at_ms`: 0 before that.
+    done, total: of an upgrade, the workers that have changed, and all; of a burst, records. until_ms: when its command
+    counts as gone; 0 for what the leader carries out. Times are milliseconds of the job's clock; `since_ms`: when its
+    phase began, `switched_at_ms`: 0 before that.
     """
 
     id: str

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pipeline.bursts import is_burst_pool
 from pipeline.errors import (
     CeleriacError,
     DecodingError,
@@ -42,10 +43,12 @@ from pipeline.store.scripts import Scripts
 from pipeline.validation import NAME as POOL_NAME
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.bursting import Bursting
 from stages.nursery import forking
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
 from stages.streaming.starting import (
+    BURSTS_VARIABLE,
     ENGINE_VARIABLE,
     MASTER_VARIABLE,
     STREAM_PROGRAM,
@@ -89,6 +92,8 @@ class MemberSettings:
     """It ends with the job, instead of waiting until that works again."""
     spark: str | None = None
     """The master of Spark where the one worker is a streaming query; empty for this host, None for Celery's workers."""
+    bursts: str | None = None
+    """The master of Spark for the bursts that the autoscaler decides; None to begin none."""
 
     @property
     def workers(self) -> list[str]:
@@ -117,7 +122,7 @@ class MemberSettings:
         if (not is_named or environment.get("CELERIAC_NODE")) and not NODE_NAME.match(node):
             raise EnvironmentFault(f"CELERIAC_NODE is no name: {node!r}", hint=NO_NAME)
         pool = environment.get("CELERIAC_POOL") or POOL
-        if not POOL_NAME.fullmatch(pool):
+        if not POOL_NAME.fullmatch(pool) and not is_burst_pool(pool):
             raise EnvironmentFault(
                 f"CELERIAC_POOL is no name: {pool!r}",
                 hint="use letters, digits, '_' and '-', a letter first, at most 64",
@@ -125,8 +130,10 @@ class MemberSettings:
         url, job, target = (environment[name] for name in names)
         check_one_server(url, "a job is on one: give a member that of its job")
         url = in_order(url, parse_networks(environment.get(NETWORK_VARIABLE, "")))
-        spark = environment.get(MASTER_VARIABLE, "") if environment.get(ENGINE_VARIABLE) == "spark" else None
-        return cls(url, job, target, worker, node, processes, pool, is_once, spark)
+        master = environment.get(MASTER_VARIABLE, "")
+        spark = master if environment.get(ENGINE_VARIABLE) == "spark" else None
+        bursts = master if environment.get(BURSTS_VARIABLE) == "1" else None
+        return cls(url, job, target, worker, node, processes, pool, is_once, spark, bursts)
 
 
 class JobWatch:
@@ -225,6 +232,14 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch"),
         threading.Thread(target=rolling.run, args=(over,), name="rolling"),
     ]
+    if settings.bursts is not None:
+        told = {
+            "CELERIAC_REDIS": settings.redis_url,
+            "CELERIAC_JOB": settings.job,
+            "CELERIAC_PIPELINE": settings.target,
+        }
+        bursting = Bursting(_scripts(settings), settings.job, told, settings.bursts, _OUTPUT)
+        threads.append(threading.Thread(target=bursting.run, args=(over,), name="bursting"))
     try:
         agent.start()
         for thread in threads:

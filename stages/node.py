@@ -29,6 +29,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.bursting import Bursting
 from stages.nursery import forking
 from stages.rolling import Rolling
 from stages.sizing import Sizing
@@ -92,6 +93,10 @@ def run_node(settings: NodeSettings, stop: threading.Event, starter: Starter) ->
         own_link = AgentLink(_scripts(settings), settings.job)
         sizing = Sizing(agent, own_link, partial(_next_spec, settings, rolling, pool), pool=pool)
         threads.append(threading.Thread(target=sizing.run, args=(stop,), name=f"sizing {pool}"))
+    if settings.bursts is not None:
+        log = Path(settings.logs) / "burst.log"
+        bursting = Bursting(_scripts(settings), settings.job, _common(settings), settings.bursts, log)
+        threads.append(threading.Thread(target=bursting.run, args=(stop,), name="bursting"))
     try:
         agent.start()
         for thread in threads:

@@ -31,6 +31,7 @@ FIRST: Final = (
     "spark/test_examples_on_spark.py",
     "spark/test_backfill.py",
     "spark/test_stream_query.py",
+    "spark/test_bursts.py",
     "spark/test_datasource_writing.py",
     "conformance",
     "e2e",

@@ -9,9 +9,10 @@ import logging
 from collections import Counter
 from typing import Final
 
+from pipeline.bursts import WISH_SECONDS
 from pipeline.errors import Busy, JobStateError
 from pipeline.facts import JobFacts
-from pipeline.scaling.decision import decide
+from pipeline.scaling.decision import Decision, decide
 from pipeline.scaling.history import History
 from pipeline.scaling.policies import Kind, Repartition
 from pipeline.store.operations import OperationStore
@@ -36,6 +37,7 @@ class Autoscale:
         self._history = History()
         self._look_at_ms = 0
         self._last: dict[str, Kind] = {}
+        self._wished_at_ms: dict[str, int] = {}
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
         if not facts.record.scaled or facts.now_ms < self._look_at_ms:
@@ -53,10 +55,15 @@ class Autoscale:
         scaling = record.scaled[pool].scaling
         decision = decide(facts, scaling, self._history.load(facts, scaling, pool), pool)
         counts = self._repartition(facts, token, decision.repartition) if decision.repartition else {}
-        is_news = decision.is_news(self._last.get(pool))
+        is_news = decision.is_news(self._last.get(pool)) and not self._is_open_wish(decision)
         if decision.kind is not Kind.WAITING:
             self._last[pool] = decision.kind
-        if not is_news or not self._store.decide(record.job, token, decision) or not decision.is_change:
+        if not is_news or not self._store.decide(record.job, token, decision):
+            return counts
+        if decision.burst is not None:
+            logger.info("a burst is wanted: job=%s stage=%s why=%s", record.job, decision.burst.stage, decision.why)
+            return {"bursts_wanted": 1, **counts}
+        if not decision.is_change:
             return counts
         logger.info(
             "the number of workers changes: job=%s pool=%s from=%d to=%d why=%s",
@@ -67,6 +74,16 @@ class Autoscale:
             decision.why,
         )
         return {"scaled": 1, **counts}
+
+    def _is_open_wish(self, decision: Decision) -> bool:
+        """Whether it wishes for the burst that was wished for just now. Nodes that offer bursts begin it, or none."""
+        if decision.kind is not Kind.BURST:
+            return False
+        wished_at_ms = self._wished_at_ms.get(decision.pool)
+        if wished_at_ms is not None and decision.at_ms - wished_at_ms < WISH_SECONDS * 1000:
+            return True
+        self._wished_at_ms[decision.pool] = decision.at_ms
+        return False
 
     def _repartition(self, facts: JobFacts, token: str, wanted: Repartition) -> dict[str, int]:
         """At once: where more comes than goes, the backlog would not become short by waiting."""

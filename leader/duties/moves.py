@@ -10,6 +10,7 @@ from enum import StrEnum
 from leader.duties.balance import WARM_UP_MS, evening
 from leader.duties.outlook import Outlook
 from leader.roster import hands, identity, is_live, is_stopping, stuck_hands
+from pipeline.bursts import burst_under_way, is_burst_pool
 from pipeline.facts import Aim, JobFacts, PartitionFacts, WorkerFacts
 
 SETTLING_MS = 30_000
@@ -34,10 +35,12 @@ class Why(StrEnum):
     DRAINED = "their node is drained"
     BALANCED = "evening out the load"
     POOL = "their worker is of another pool"
+    BURST = "Spark works on their backlog"
+    BURST_OVER = "Spark has done its part of their backlog"
     NEW_SERVER = "owners before the last restart or halt have ended"
 
 
-PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED, Why.BALANCED, Why.POOL})
+PLANNED = frozenset({Why.LEVELLED, Why.LEAVING, Why.DRAINED, Why.BALANCED, Why.POOL, Why.BURST, Why.BURST_OVER})
 """Moves away from an owner that lives and works: it is asked first, and a few are moved at a time."""
 
 
@@ -115,13 +118,17 @@ class _Scene:
         self._of_pool: dict[str, dict[str, WorkerFacts]] = {}
         for name, one in self.able.items():
             self._of_pool.setdefault(one.pool, {})[name] = one
+        self._burst = burst_under_way(facts)
 
-    def pool(self, stage: int) -> str:
-        return self.facts.record.plan.pool_of(stage)
+    def pool(self, part: PartitionFacts) -> str:
+        """That of the stage; of a burst while that is to have the partition, and its worker is able to."""
+        if self._burst is not None and self._burst.is_to_have(part) and self._burst.pool in self._of_pool:
+            return self._burst.pool
+        return self.facts.record.plan.pool_of(part.stage)
 
-    def able_for(self, stage: int) -> Mapping[str, WorkerFacts]:
-        """The able workers of the stage's pool."""
-        return self._of_pool.get(self.pool(stage), {})
+    def able_for(self, part: PartitionFacts) -> Mapping[str, WorkerFacts]:
+        """The able workers of the partition's pool."""
+        return self._of_pool.get(self.pool(part), {})
 
     def judge(self, part: PartitionFacts) -> Why | None:
         """Why the partition needs another owner now, or None."""
@@ -132,14 +139,17 @@ class _Scene:
             return Why.TAKEN_OVER
         if part.owner in self.live:
             if owner.incarnation != part.incarnation:
-                return Why.RETURNED if part.owner in self.able_for(part.stage) else Why.TAKEN_OVER
+                return Why.RETURNED if part.owner in self.able_for(part) else Why.TAKEN_OVER
             if part.owner in self.stuck:
                 return Why.STUCK
             if owner.is_leaving:
                 return Why.LEAVING
             if owner.node in self.facts.drained:
                 return Why.DRAINED
-            return Why.POOL if owner.pool != self.pool(part.stage) else None
+            pool = self.pool(part)
+            if owner.pool == pool:
+                return None
+            return Why.BURST if is_burst_pool(pool) else Why.BURST_OVER if is_burst_pool(owner.pool) else Why.POOL
         return None if self._may_return(owner) else Why.TAKEN_OVER
 
     def _may_return(self, owner: WorkerFacts) -> bool:
@@ -156,7 +166,7 @@ class _Scene:
 
     def aim(self, part: PartitionFacts) -> Aim | None:
         """Where it is meant to go, while that worker is able to take it."""
-        able = self.able_for(part.stage).get(part.aim.worker) if part.aim else None
+        able = self.able_for(part).get(part.aim.worker) if part.aim else None
         return part.aim if part.aim and able and able.incarnation == part.aim.incarnation else None
 
     def is_overdue(self, part: PartitionFacts, aim: Aim) -> bool:
@@ -191,7 +201,7 @@ class _Scene:
 def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
     """The moves of this round; none while no worker is able to take anything, or a new server is not adopted.
 
-    A partition goes to able workers of its stage's pool only: while there is none, it stays where it is. One whose
+    A partition goes to able workers of its pool only: while there is none, it stays where it is. One whose
     owner lives, and is to have work, stays too, except to level towards a worker that owns nothing. Done ones need no
     owner. One that is on its way counts for the worker that it goes to.
     """
@@ -210,7 +220,7 @@ def decide(facts: JobFacts, run_id: str, outlook: Outlook) -> list[Move]:
         if aim is not None and (why is None or why in PLANNED):
             underway.append((part, aim))
             loads.add(aim.worker, part.stage)
-        elif why is not None and scene.able_for(part.stage):
+        elif why is not None and scene.able_for(part):
             homeless.append((part, why))
         elif part.owner in scene.live:
             loads.add(part.owner, part.stage)
@@ -264,7 +274,7 @@ def _placed(scene: _Scene, loads: _Loads, part: PartitionFacts, why: Why) -> Mov
     elif (aim := scene.aim(part)) is not None:
         worker = aim.worker
     else:
-        worker = loads.least(part.stage, scene.able_for(part.stage))
+        worker = loads.least(part.stage, scene.able_for(part))
     loads.add(worker, part.stage)
     return scene.move(part, worker, why, How.PLAN if why in PLANNED else How.ASSIGN)
 
@@ -278,7 +288,7 @@ def _levelling(scene: _Scene, loads: _Loads, kept: list[PartitionFacts]) -> list
     fresh = [name for name, one in scene.able.items() if name not in owners and not _is_settling(scene, one)]
     moves = []
     for pool in dict.fromkeys(scene.able[name].pool for name in fresh):
-        same = [part for part in kept if scene.pool(part.stage) == pool]
+        same = [part for part in kept if scene.pool(part) == pool]
         moves += _levelled(scene, loads, [name for name in fresh if scene.able[name].pool == pool], same)
     return moves
 
@@ -309,7 +319,7 @@ def _balancing(scene: _Scene, kept: list[PartitionFacts]) -> list[Move]:
         return []
     for pool in scene.facts.record.plan.pools():
         able = [one for one in scene.able.values() if one.pool == pool]
-        found = evening(able, [part for part in kept if scene.pool(part.stage) == pool])
+        found = evening(able, [part for part in kept if scene.pool(part) == pool])
         if found is not None:
             return [scene.move(found[0], found[1], Why.BALANCED, How.PLAN)]
     return []

@@ -48,6 +48,8 @@ class Rescaling:
                 return self._settle(facts, token, operation)
             case Phase.ROLLING | Phase.FINISHING | Phase.COPYING | Phase.COMPARING | Phase.PROMOTING:
                 return {}  # of others, which their commands carry out
+            case Phase.STARTING | Phase.BURSTING | Phase.RETURNING:
+                return {}
             case _ as never:
                 assert_never(never)
 

@@ -41,6 +41,7 @@ def scaling_options(name: str, text: str) -> Callable[[_Command], _Command]:
         @wraps(command)
         def call(*args: Any, scale: str | None, policy: str | None, **rest: Any) -> Any:
             times = {"catch_up_seconds": rest.pop("catch_up_seconds"), "cooldown_seconds": rest.pop("cooldown_seconds")}
+            times["burst_behind_seconds"] = rest.pop("burst_behind_seconds")
             return command(*args, scaling=_scaling(name, scale, policy, times), **rest)
 
         options = [
@@ -60,6 +61,12 @@ def scaling_options(name: str, text: str) -> Callable[[_Command], _Command]:
                 type=click.FloatRange(1, 86_400),
                 help="Seconds between two changes at least. Default: 30.",
             ),
+            click.option(
+                "--burst-behind",
+                "burst_behind_seconds",
+                type=click.FloatRange(10, 86_400),
+                help="Have Spark work off partitions that need more seconds with the most workers. Default: never.",
+            ),
         ]
         for option in reversed(options):
             call = option(call)
@@ -72,7 +79,9 @@ def _scaling(name: str, scale: str | None, policy: str | None, times: dict[str, 
     given: dict[str, Any] = {key: value for key, value in {"policy": policy, **times}.items() if value is not None}
     if scale is None:
         if given:
-            raise click.UsageError(f"--autoscale-policy, --catch-up and --cooldown need {name} MIN..MAX")
+            raise click.UsageError(
+                f"--autoscale-policy, --catch-up, --cooldown and --burst-behind need {name} MIN..MAX"
+            )
         return None
     try:
         minimum, maximum = parse_range(scale)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -244,6 +245,11 @@ def run_on_spark(job: OnSpark, savepoint_url: str | None, *, allow_dropped: bool
 
     ranges, seed = begin_at(savepoint_url, job.target, allow_dropped=allow_dropped, allow_edits=allow_edits)
     return job.run({"ranges": ranges, "seed": seed, "leaves_followed": True})
+
+
+def has_engine() -> bool:
+    """Whether Spark is installed; imports nothing."""
+    return find_spec("pyspark") is not None
 
 
 def need_engine() -> Any:

@@ -13,6 +13,7 @@ import click
 from pipeline.cli.autoscale import autoscale, scaling_options
 from pipeline.cli.backfilling import backfill
 from pipeline.cli.bulk import OnSpark, SparkOptions, run_on_spark, spark_options
+from pipeline.cli.bursting import burst
 from pipeline.cli.control import drain, history, pause, unpause
 from pipeline.cli.deadletters import dead_letters
 from pipeline.cli.exits import HELP, Exit
@@ -77,8 +78,8 @@ def celeriac() -> None:
 
 for _group in (
     tail, state, readers, dead_letters, savepoint, verify, drain, pause, unpause,
-    suspend, resume, submit, feed, upgrade, shadow, promote, history, autoscale, rescale, worker, node, moves, backfill,
-    list_jobs,
+    suspend, resume, submit, feed, upgrade, shadow, promote, history, autoscale, rescale, burst, worker, node, moves,
+    backfill, list_jobs,
 ):  # fmt: skip
     celeriac.add_command(_group)
 

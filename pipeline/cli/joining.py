@@ -65,7 +65,13 @@ NODE: Final = click.option(
     show_default=True,
     help="spark: the node is a Spark streaming query, as one worker.",
 )
-@click.option("--master", metavar="URL", help="With --engine spark: the Spark master. Default: local[*].")
+@click.option(
+    "--bursts",
+    "offers_bursts",
+    is_flag=True,
+    help="Have the node begin the bursts that the autoscaler decides.",
+)
+@click.option("--master", metavar="URL", help="With --engine spark or --bursts: the Spark master. Default: local[*].")
 @SPARK_SETTINGS
 @DEBUG
 def worker(
@@ -76,6 +82,7 @@ def worker(
     pool: str,
     node: str | None,
     engine: str,
+    offers_bursts: bool,
     master: str | None,
 ) -> NoReturn:
     """Join a node to a running job, until the job ends or Ctrl-C.
@@ -85,11 +92,11 @@ def worker(
     worked on by Spark, and go back to other workers when it ends.
     """
     is_spark = engine == "spark"
-    if master and not is_spark:
-        raise click.UsageError("--master goes with --engine spark")
+    if master and not is_spark and not offers_bursts:
+        raise click.UsageError("--master goes with --engine spark, or with --bursts")
     if workers and is_spark:
         raise click.UsageError("--workers makes no sense with --engine spark: the streaming query is one worker")
-    if is_spark:
+    if is_spark or offers_bursts:
         check_stream(SparkOptions(master or None, None, None, is_stream=True))
     scripts = Scripts(connect(redis_url))
     store = JobStore(scripts)
@@ -123,6 +130,7 @@ def worker(
         "CELERIAC_ONCE": "1",
         "CELERIAC_ENGINE": engine,
         "CELERIAC_STREAM_MASTER": master or "",
+        "CELERIAC_BURSTS": "1" if offers_bursts else "",
     }
     environment = {key: value for key, value in os.environ.items() if key != "CELERIAC_WORKER"}
     os.execve(

@@ -22,6 +22,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_scaled: whether `workers` is only how many there are at first, and Redis says how many are wanted.
     pools: pool -> its workers, for pools other than `main`, whose workers are `workers`. scaled_pools: those of them of
         which Redis says how many are wanted.
+    bursts: the master of Spark for the bursts that the autoscaler decides, empty for this host; None to begin none.
     has_leader: whether it leads the job, which one that only feeds it does not.
     """
 
@@ -39,6 +40,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str = ""
     pools: dict[str, int] = {}
     scaled_pools: tuple[str, ...] = ()
+    bursts: str | None = None
     has_leader: bool = True
     spark: str | None = None
     spark_interval_seconds: float = 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.cli.balances import alarm_line, disagreements
-from pipeline.cli.bulk import SparkOptions, check_stream
+from pipeline.cli.bulk import SparkOptions, check_stream, has_engine
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.filewatch import FileWatch
@@ -272,7 +272,11 @@ class Run:
             scaled_pools=tuple(pool for pool in scaled if pool != POOL),
             spark=spark.master or "" if spark else None,
             spark_interval_seconds=spark.interval_seconds if spark else 0.0,
+            bursts="" if self._wants_bursts() and has_engine() else None,
         )
+
+    def _wants_bursts(self) -> bool:
+        return any(size.scaling and size.scaling.burst_behind_seconds for size in self._sizes().values())
 
     def _sources(self) -> list[Source]:
         return [node for node in self.graph.nodes if isinstance(node, Source)]
@@ -285,6 +289,8 @@ class Run:
             words[POOL] = f"Spark on {self.options.spark.shown}"
         workers = "; ".join(text if pool == POOL else f"pool {pool}: {text}" for pool, text in words.items())
         self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
+        if self._wants_bursts() and not has_engine():
+            self.screen.warn(f"warning: no Spark here: bursts wait for `celeriac worker {self.job} FILE.py --bursts`")
         for source in self._sources():
             if source.spec.format == PRODUCER_FORMAT:
                 self.screen.note(

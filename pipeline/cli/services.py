@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,9 @@ from pipeline.errors import EnvironmentFault
 NODE_RESTARTS: Final = 3
 _KILL_AFTER_SECONDS: Final = 4.0
 """On top of what the node gives its children."""
+
+MEMBER_STOP_SECONDS: Final = 12.0
+"""It gives its worker five, and Spark some to end with it."""
 
 
 @dataclass(slots=True)
@@ -118,7 +122,7 @@ class NodeProcess:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **_environment(self._settings)},
+                    env={**os.environ, **scratch_environment(self._settings.temporary)},
                     start_new_session=True,
                     preexec_fn=die_with_parent(signal.SIGTERM),
                 )
@@ -167,13 +171,63 @@ def troubled_logs(logs: Path, lines: int = 15, most: int = 3) -> list[tuple[str,
     return found[:most]
 
 
-def _environment(settings: NodeSettings) -> dict[str, str]:
+class MemberProcess:
+    """A node that joins a job, as a child of this process, in a session of its own. It ends when this process does."""
+
+    def __init__(self, variables: Mapping[str, str], workspace: Workspace) -> None:
+        """variables: what `stages.member` is told."""
+        self._variables = dict(variables)
+        self._workspace = workspace
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:  # its variables hold the address
+        return f"MemberProcess({self.log})"
+
+    @property
+    def log(self) -> Path:
+        return self._workspace.logs / "member.log"
+
+    def start(self) -> None:
+        """Raises EnvironmentFault. To be called by a thread that outlives it."""
+        own = scratch_environment(str(self._workspace.scratch)) | self._variables
+        try:
+            with open(self.log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "stages.member"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**{name: text for name, text in os.environ.items() if name != "CELERIAC_WORKER"}, **own},
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(signal.SIGTERM),
+                )
+        except OSError as error:
+            raise EnvironmentFault(f"the node process cannot be started: {error}") from error
+
+    def exit_code(self) -> int | None:
+        """None while it runs, or before it was started."""
+        return self._process.poll() if self._process is not None else None
+
+    def close(self) -> None:
+        """Ends it, which ends its worker: asked first, killed after some seconds. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(MEMBER_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def scratch_environment(temporary: str) -> dict[str, str]:
     """Temporary files must lie in our folder: a JVM that is killed leaves its own.
 
     The processes run with `-P`, so that no module of the current folder shadows one of ours or of a library.
     """
-    java = f'-Djava.io.tmpdir="{settings.temporary}" -XX:-UsePerfData'
-    found = {"TMPDIR": settings.temporary, "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {java}"}
+    java = f'-Djava.io.tmpdir="{temporary}" -XX:-UsePerfData'
+    found = {"TMPDIR": temporary, "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {java}"}
     return found | checkout_path()
 
 

@@ -22,6 +22,12 @@ def operation_words(facts: JobFacts, operation: Operation) -> str:
             f"{words}, by {about.by}: {operation.done:,} results compared, {operation.total:,} otherwise{gone}"
             f" (`celeriac shadow {facts.record.job}` shows more)"
         )
+    if about.kind == "burst":
+        is_gone = operation.is_abandoned(facts.now_ms)
+        gone = "; its command is gone: what Spark has not done yet goes back to workers" if is_gone else ""
+        return (
+            f"{words}, by {about.by}: {operation.done:,} of {_count(operation.total, 'record')} on {about.node}{gone}"
+        )
     left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
     more = f", {_count(left, 'partition')} not through yet" if left else ""
     return f"{words}: from {about.before} to {about.to} partitions{more}"
@@ -46,7 +52,8 @@ def operation_json(facts: JobFacts) -> dict[str, Any] | None:
 
 def about_json(about: About) -> dict[str, Any]:
     """What fields of it are not there for its kind are empty, or 0."""
-    return {"stage": about.stage, "before": about.before, "to": about.to, "by": about.by, "code": about.code}
+    found = {"stage": about.stage, "before": about.before, "to": about.to, "by": about.by, "code": about.code}
+    return {**found, "node": about.node, "cuts": about.cuts} if about.kind == "burst" else found
 
 
 def times_json(past: PastOperation) -> dict[str, Any]:

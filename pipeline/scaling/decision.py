@@ -7,8 +7,9 @@ from typing import Final
 
 from pipeline.facts import JobFacts, Scaled
 from pipeline.pools import POOL
+from pipeline.scaling.bursting import burst_wish
 from pipeline.scaling.load import Load
-from pipeline.scaling.policies import Choice, Kind, Need, Repartition, choose
+from pipeline.scaling.policies import BurstWish, Choice, Kind, Need, Repartition, choose
 from pipeline.scaling.settings import Scaling
 
 MOST_DECISIONS: Final = 100
@@ -31,14 +32,18 @@ class Decision:
     needs: tuple[Need, ...] = ()
     pool: str = POOL
     repartition: Repartition | None = None
+    burst: BurstWish | None = None
 
     @property
     def is_change(self) -> bool:
         return self.wanted != self.before
 
     def is_news(self, last: Kind | None) -> bool:
-        """Whether it is kept: a change, or another trouble than the one before. `last`: the kind last kept or quiet."""
-        return self.is_change or (self.kind not in _QUIET and self.kind is not last)
+        """Whether it is kept: a change, a burst, or another trouble than the one before.
+
+        last: the kind last kept or quiet.
+        """
+        return self.is_change or self.burst is not None or (self.kind not in _QUIET and self.kind is not last)
 
 
 def decide(facts: JobFacts, scaling: Scaling, load: Load | None, pool: str = POOL) -> Decision:
@@ -59,6 +64,7 @@ def decide(facts: JobFacts, scaling: Scaling, load: Load | None, pool: str = POO
         choice.needs,
         pool,
         choice.repartition,
+        choice.burst,
     )
 
 
@@ -77,4 +83,7 @@ def _choice(facts: JobFacts, size: Scaled, scaling: Scaling, load: Load | None) 
             f"{choice.wanted} are wanted, but of {wanted} only {load.workers} have come yet",
             choice.needs,
         )
+    wish = burst_wish(facts, load, scaling)
+    if wish is not None and choice.kind is not Kind.UP:
+        return Choice(Kind.BURST, wanted, wish.why, choice.needs, burst=wish)
     return choice

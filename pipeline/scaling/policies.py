@@ -26,13 +26,17 @@ BUSY_LOW_WATERMARK: Final = 0.4
 
 
 class Kind(StrEnum):
-    """What was decided. WAITING: it is too early to judge. LIMITED: more is wanted than bounds or partitions allow."""
+    """What was decided. WAITING: it is too early to judge. LIMITED: more is wanted than bounds or partitions allow.
+
+    BURST: Spark is to work off what the most workers would need too long for.
+    """
 
     UP = "up"
     DOWN = "down"
     STEADY = "steady"
     CATCHING_UP = "catching up"
     LIMITED = "limited"
+    BURST = "burst"
     UNKNOWN = "unknown"
     WAITING = "waiting"
 
@@ -57,6 +61,21 @@ class Repartition:
 
 
 @dataclass(frozen=True, slots=True)
+class BurstWish:
+    """Partitions of one stage that Spark is to work on. seconds: what the furthest one would need with workers only."""
+
+    stage: str
+    partitions: tuple[int, ...]
+    seconds: float
+
+    @property
+    def why(self) -> str:
+        count = f"{len(self.partitions)} partition" + ("" if len(self.partitions) == 1 else "s")
+        needs = "would never be through" if math.isinf(self.seconds) else f"would need {self.seconds:,.0f} s"
+        return f"{count} of {self.stage} {needs} with the most workers: Spark is to work off their backlog"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """How many workers agents should keep, and why."""
 
@@ -65,6 +84,7 @@ class Choice:
     why: str
     needs: tuple[Need, ...] = field(default=())
     repartition: Repartition | None = None
+    burst: BurstWish | None = None
 
 
 def choose(load: Load, scaling: Scaling) -> Choice:

@@ -25,6 +25,7 @@ class Scaling(msgspec.Struct, frozen=True):
     busy_target: the share of its time that the busiest worker should work. More than busy_high calls for more workers;
         fewer are enough when none of them would work more than busy_low.
     age_high_seconds, age_low_seconds: the two watermarks of the age of the oldest record.
+    burst_behind_seconds: partitions that need longer with the most workers are worked off by Spark; None for never.
     """
 
     minimum: int
@@ -40,6 +41,7 @@ class Scaling(msgspec.Struct, frozen=True):
     busy_low: float = 0.6
     age_high_seconds: float = 10.0
     age_low_seconds: float = 1.0
+    burst_behind_seconds: float | None = None
 
     def clamp(self, workers: int) -> int:
         return max(self.minimum, min(self.maximum, workers))

@@ -33,6 +33,7 @@ _BACK: Final[dict[Kind, str]] = {
     "rescale": "rescale it back when that is done",
     "upgrade": "interrupt its command, or upgrade to the old file when it is done",
     "shadow": "`celeriac shadow {job} --drop` ends it",
+    "burst": "interrupt its command: what it has not done yet goes back to workers",
 }
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.bursts import is_burst_pool
 from pipeline.errors import CeleriacError, EnvironmentFault, PipelineError, StoreError
 from pipeline.plan import fingerprint
 from pipeline.programs.checking import find_programs
@@ -40,6 +41,9 @@ from stages.streaming.task import TaskSettings
 
 TASK_SECONDS: Final = 0.8
 """A task ends its slice after this: an owner that is asked for a partition has a second to give it away."""
+
+BURST_SECONDS: Final = 3.0
+"""The same in a burst, whose partitions nobody waits for: a batch costs Spark less beside that."""
 
 SLICE_RECORDS: Final = 200_000
 """The most of one slice; its time is over before, unless records are very cheap."""
@@ -92,7 +96,8 @@ class StreamWorker:
         }
         self.member = StreamMember(self._ownership(), told)
         names = (worker.redis_url, worker.job, worker.worker, worker.incarnation)
-        self._task = TaskSettings(*names, definition, TASK_SECONDS)
+        self._is_burst = is_burst_pool(worker.pool)
+        self._task = TaskSettings(*names, definition, BURST_SECONDS if self._is_burst else TASK_SECONDS)
         self._is_consuming = False
         self._compared = ""
 
@@ -103,7 +108,7 @@ class StreamWorker:
 
     def run(self, session: Any) -> int:
         """Works until `stop`, or until the job is gone; the exit code."""
-        from pipeline.spark.streaming.query import InboxQuery, QuerySettings
+        from pipeline.spark.streaming.query import InboxQuery, QuerySettings, warm_up
 
         worker = self._settings.worker
         settings = QuerySettings(
@@ -114,20 +119,34 @@ class StreamWorker:
             self._folder,
             SLICE_RECORDS,
             self._settings.interval_seconds,
+            self._cuts() if self._is_burst else {},
+            self._is_burst,
         )
         query = InboxQuery(session, settings, self._task.serve, self.member)
         speaking = self._ownership()
-        self.member.on_batch_end = lambda: self._say(speaking)
         pulse = Pulse(self._beating, self._report, self._wake.set, self.stop, _nothing, self._compare)
+        begun = threading.Event()
+        self.member.on_batch_end = begun.set
+        if self._is_burst:
+            warm_up(session, self._task.warm_up)
         query.start()
-        self._is_consuming = True
-        pulse.start()
         try:
+            while self._is_burst and query.is_active and not self._stop.is_set() and not begun.wait(_LOOK_SECONDS):
+                pass
+            self.member.on_batch_end = lambda: self._say(speaking)
+            self._is_consuming = True
+            pulse.start()
             return self._follow(query)
         finally:
             query.stop()
-            if self._stop.is_set():
+            if self._is_consuming and self._stop.is_set():
                 pulse.stop()
+
+    def _cuts(self) -> dict[str, str]:
+        """Those of the burst that its node has, if that still has one. Raises StoreError."""
+        worker = self._settings.worker
+        operation = JobStore(self._beating.scripts).facts(worker.job).operation
+        return operation.about.cuts if operation is not None and operation.about.node == worker.node else {}
 
     def _follow(self, query: Any) -> int:
         while not self._stop.is_set():

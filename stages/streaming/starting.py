@@ -14,6 +14,9 @@ STREAM_WORKER: Final = "spark"
 ENGINE_VARIABLE: Final = "CELERIAC_ENGINE"
 """For a member: `spark` makes its one worker a streaming query."""
 
+BURSTS_VARIABLE: Final = "CELERIAC_BURSTS"
+"""For a member: `1` has it begin the bursts that the autoscaler decides, on the same master."""
+
 MASTER_VARIABLE: Final = "CELERIAC_STREAM_MASTER"
 INTERVAL_VARIABLE: Final = "CELERIAC_STREAM_INTERVAL"
 

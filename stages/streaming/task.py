@@ -10,9 +10,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from pipeline.errors import ForeignData, StoreError
 from pipeline.graph import Graph
@@ -50,6 +51,11 @@ class TaskSettings:
     incarnation: str
     definition: Definition
     seconds: float
+
+    def warm_up(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """For Spark's `mapInArrow`: has its process load what tasks need, before anybody waits for one."""
+        with self.definition.opened(f"{self.job} {self.incarnation}"):
+            yield from batches
 
     def serve(self, part: Slice) -> Served:
         """Works on the slice until its end, or until its time is over. Ends the process for what nobody handles."""

@@ -51,6 +51,7 @@ class Streamed:
         address = folder / "address"
         address.write_text(job.url)
         options = {"job": job.job, "worker": NAME, "incarnation": incarnation, "address": str(address)}
+        self.options = options
         self.reader = InboxReader(options)
         self.reader.wait_seconds = 0.0
         self.desks = [self.desk() for _ in range(desks)]
@@ -76,6 +77,12 @@ class Streamed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def cut(self, cuts: dict[str, str]) -> None:
+        """From now on plans end there, as those of a burst."""
+        self.reader.stop()
+        self.reader = InboxReader({**self.options, "cuts": json.dumps(cuts)})
+        self.reader.wait_seconds = 0.0
 
     def take(self, places: Iterable[Place] | None = None, *, is_unclean: bool = False) -> None:
         """The leader gives it these partitions: all, by default."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -87,7 +87,8 @@ class QuerySettings:
 
     folder: of this host, for Spark's log of batches and for the address of Redis; only this user can read that.
     records: the most of one slice. interval_seconds: a batch begins no sooner than this after the one before; None:
-    only what is there when the query starts is taken, and then it ends.
+    only what is there when the query starts is taken, and then it ends. cuts: partition, as `stage.partition` -> the
+    position from which on it is left alone. begins_empty: the first batch takes nothing.
     """
 
     job: str
@@ -97,6 +98,8 @@ class QuerySettings:
     folder: Path
     records: int
     interval_seconds: float | None = 0.0
+    cuts: Mapping[str, str] = field(default_factory=dict)
+    begins_empty: bool = False
 
     @property
     def checkpoint(self) -> Path:
@@ -141,6 +144,8 @@ class InboxQuery:
         self._session.dataSource.register(Inboxes)
         options = {"job": settings.job, "worker": settings.worker, "incarnation": settings.incarnation}
         options |= {"records": str(settings.records), "address": str(settings.keep_address())}
+        options |= {"cuts": json.dumps(dict(settings.cuts))}
+        options |= {"begins_empty": "yes"} if settings.begins_empty else {}
         frame = self._session.readStream.format(FORMAT).options(**options).load()
         writer = frame.writeStream.foreachBatch(self._run_batch).option(
             "checkpointLocation", settings.checkpoint.as_uri()
@@ -184,6 +189,19 @@ class InboxQuery:
         self._watch.begin(slices)
         rows = frame.mapInArrow(self._task.run, _SERVED).collect()
         self._watch.end([Served(*row) for row in rows])
+
+
+def warm_up(session: Any, load: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Has Spark start the processes of its tasks, and each of them `load`: partitions need not wait for that then.
+
+    Raises EnvironmentFault when Spark cannot.
+    """
+    make_active(session)
+    cores = session.sparkContext.defaultParallelism
+    try:
+        session.range(0, cores, 1, cores).mapInArrow(load, "id long").collect()
+    except _FAULTS as error:
+        raise EnvironmentFault(f"Spark runs no task: {words_of(error)}") from error
 
 
 def planned_in(checkpoint: Path, batch: int) -> dict[str, Any]:

@@ -5,9 +5,11 @@ So a batch that is run again after a crash takes the same slices, under the same
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from pipeline.errors import DecodingError
@@ -60,10 +62,13 @@ def mark_of(row: Assigned) -> str:
     return f"{row.stage}.{row.partition} {row.token}"
 
 
-def planned(standing: Standing, known: Collection[str], most_records: int) -> list[Slice]:
+def planned(
+    standing: Standing, known: Collection[str], most_records: int, cuts: Mapping[Place, Position] = MappingProxyType({})
+) -> list[Slice]:
     """The slices of the next batch: of all owned partitions that have something to do, and may.
 
-    An ownership that is not `known` gets one in any case: a new owner works once without being rung.
+    An ownership that is not `known` gets one in any case: a new owner works once without being rung. A partition that
+    has a cut gets none from there on.
     """
     found = []
     for row in sorted(standing.rows, key=lambda row: (row.stage, row.partition)):
@@ -73,8 +78,12 @@ def planned(standing: Standing, known: Collection[str], most_records: int) -> li
         is_held = standing.asked.get(name) == row.token or standing.hands.get(name) in _RESTING
         if is_held or backlog.ring in _WAITING or (backlog.is_empty and mark_of(row) in known):
             continue
-        left = backlog.position.records_to(backlog.end)
-        reach = Reach(backlog.position, backlog.end, most_records if left > most_records else sys.maxsize)
+        cut = cuts.get((row.stage, row.partition))
+        if cut is not None and backlog.position.order >= cut.order:
+            continue
+        end = backlog.end if cut is None else min(backlog.end, cut, key=lambda each: each.order)
+        left = backlog.position.records_to(end)
+        reach = Reach(backlog.position, end, most_records if left > most_records else sys.maxsize)
         found.append(Slice(row.stage, row.partition, row.token, reach))
     return found
 
@@ -87,14 +96,26 @@ def next_offset(before: Mapping[str, Any], slices: Iterable[Slice], rows: Iterab
     return {"batch": int(before.get("batch", 0)) + 1, "slices": named, "known": sorted(map(mark_of, rows))}
 
 
+def read_cuts(text: str) -> dict[Place, Position]:
+    """Those of the data source's option. Raises DecodingError."""
+    try:
+        return {_place(name): Position.parse(position) for name, position in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DecodingError(f"these are no cuts: {text[:200]}") from error
+
+
 def slices_in(offset: Mapping[str, Any]) -> list[Slice]:
     """The slices of the batch that ends at this offset. Raises DecodingError for one that is none of ours."""
     try:
         found = []
         for name, (token, start, stop, records) in offset["slices"].items():
-            stage, _, partition = name.partition(".")
             reach = Reach(Position.parse(start), Position.parse(stop), int(records))
-            found.append(Slice(int(stage), int(partition), str(token), reach))
+            found.append(Slice(*_place(name), str(token), reach))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DecodingError(f"an offset in the checkpoint is none of ours: {str(offset)[:200]}") from error
     return found
+
+
+def _place(name: str) -> Place:
+    stage, _, partition = name.partition(".")
+    return int(stage), int(partition)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pipeline.errors import EnvironmentFault, StoreError
 from pipeline.lifecycle import WORKING
-from pipeline.spark.streaming.slices import NOTHING, Slice, Standing, next_offset, planned, slices_in
+from pipeline.spark.streaming.slices import NOTHING, Slice, Standing, next_offset, planned, read_cuts, slices_in
 from pipeline.store.backlogs import hands_of, read_backlogs
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -41,8 +41,9 @@ _AWAY_SECONDS: Final = 0.1
 class Inboxes(DataSource):
     """For `spark.dataSource.register`.
 
-    Options: job, worker, incarnation, records (the most of a slice; 0: no bound), and address, a file that holds that
-    of Redis: what is in an option is shown in plans.
+    Options: job, worker, incarnation, records (the most of a slice; 0: no bound), cuts (JSON: partition -> position,
+    from which on it gets no slice), begins_empty (yes: the first batch has no slice, so that nobody waits for what
+    Spark does once), and address, a file that holds that of Redis, as options are shown in plans.
     """
 
     @classmethod
@@ -69,6 +70,8 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._job, self._worker = options["job"], options["worker"]
         self._incarnation, self._most = options["incarnation"], int(options.get("records", "0"))
         self._address = options["address"]
+        self._cuts = read_cuts(options.get("cuts", "{}"))
+        self._begins_empty = options.get("begins_empty") == "yes"
         self.wait_seconds = WAIT_SECONDS
         self._ownership: Ownership | None = None
         self._stages: dict[str, int] = {}
@@ -86,6 +89,8 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next batch as an offset; `start` itself when there is nothing to do."""
+        if self._begins_empty and start == NOTHING:
+            return next_offset(start, [], [])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         until = time.monotonic() + self.wait_seconds
         while True:
@@ -94,7 +99,7 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except StoreError:
                 time.sleep(_AWAY_SECONDS)
                 return start
-            slices = planned(standing, frozenset(start.get("known", ())), most or 1 << 60)
+            slices = planned(standing, frozenset(start.get("known", ())), most or 1 << 60, self._cuts)
             slices = [each for each in slices if self._is_wanted(each)]
             if slices:
                 return next_offset(start, slices, standing.rows)
