@@ -5,7 +5,8 @@
 
 A text of a Zipf-like vocabulary is split into words, and each word emits its running count into JSON Lines files, whose
 rows are checked: a gap, a repeat or a swap of a word's counts ends the run. A second pipeline is one key for all
-records, as the worst skew there is. This file is also the pipeline that Spark's tasks load.
+records, as the worst skew there is. The same functions in a loop of plain Python, before each round, say what the
+machine gives at that time. This file is also the pipeline that Spark's tasks load.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import msgspec
 
@@ -73,6 +74,22 @@ def write_text(folder: Path, words: int) -> int:
     return copies * len(drawn)
 
 
+def plain_seconds(folder: Path) -> float:
+    """CPU time of the same functions in a loop of one process: no Spark, no files written."""
+    started = process_time()
+    words, key_of = str.split, lambda word: word
+    held: dict[str, int] = {}
+    for path in sorted(folder.glob("*.txt")):
+        emitted = []
+        with path.open() as lines:
+            for line in lines:
+                for word in words(line):
+                    key = key_of(word)
+                    held[key] = number = held.get(key, 0) + 1
+                    emitted.append((key, number))
+    return process_time() - started
+
+
 def check(folder: Path, words: int) -> None:
     """Every word's counts are 1, 2, 3, ... in the order of the rows."""
     reached: dict[str, int] = {}
@@ -114,12 +131,13 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
 
     words = write_text(folder / "text", asked.words)
     started = perf_counter()
-    session = open_session(asked.master)
+    session = open_session(asked.master, starts_fast=True)  # as the command does
     session.range(10).count()
     print(f"load           {os.getloadavg()[0]:12.1f} on {len(os.sched_getaffinity(0))} cores")
     print(f"session        {perf_counter() - started:12.1f} s")
     rates = []
     for number in range(asked.rounds):
+        bare = words / plain_seconds(folder / "text")
         result = run_bulk(__file__ + ":flow", session, BulkOptions(partitions=asked.partitions))
         rates.append(words / result.seconds)
         if number == 0:
@@ -127,7 +145,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
         work = sum(counts.seconds for counts in result.stages)
         print(
             f"running count  {rates[-1]:12,.0f} records/s   {words:,} words in {result.seconds:.1f} s,"
-            f" {work:.1f} s of it in operators and files"
+            f" {work:.1f} s of it in operators and files; plain Python {bare:,.0f} words in a second of one core,"
+            f" so {rates[-1] / bare:.2f} of it, load {os.getloadavg()[0]:.1f}"
         )
     print(f"median         {sorted(rates)[len(rates) // 2]:12,.0f} records/s   all counts right")
     for name, records in (("skewed", words), ("many", asked.keys)):

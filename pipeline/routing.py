@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from pipeline.codec import encode_batch
@@ -14,47 +15,57 @@ _KEYS_KEPT: Final = 200_000
 """Keys whose partition is remembered; the memory is emptied when it is full."""
 
 
-class Router:
-    """Key -> partition of one exchange. Remembers, since hashing costs more than a look-up."""
+class _Known(dict[Any, int]):
+    """Key -> partition. Remembers, since hashing costs more than a look-up."""
 
     def __init__(self, partitions: int) -> None:
+        super().__init__()
         self._table = first_table(partitions)
+
+    def __missing__(self, key: Any) -> int:
+        if len(self) >= _KEYS_KEPT:
+            self.clear()
+        target = self[key] = self._table[group_of(key)]
+        return target
+
+
+class Router:
+    """Key -> partition of one exchange."""
+
+    def __init__(self, partitions: int) -> None:
         self._partitions = partitions
-        self._known: dict[Any, int] = {}
+        self._known = _Known(partitions)
 
     def split(self, batch: Batch) -> dict[int, Batch]:
-        """The batch by target partition; order is kept within each."""
+        """The batch by target partition; order is kept within each. Raises EncodingError for a bad key."""
         if self._partitions == 1:
             return {0: batch}
-        routes = self._routes(batch.keys or [])
+        keys = batch.keys or []
         if batch.times is None and batch.ids is None:
-            return self._split_plain(batch, routes)
-        places: dict[int, list[int]] = {}
-        for index, target in enumerate(routes):
-            places.setdefault(target, []).append(index)
-        return {target: _pick(batch, indices) for target, indices in places.items()}
+            return self._split_plain(keys, batch.values)
+        known = self._known
+        places: dict[int, list[int]] = {target: [] for target in self._targets(keys)}
+        for index, key in enumerate(keys):
+            places[known[key]].append(index)
+        return {target: _pick(batch, indices) for target, indices in places.items() if indices}
 
-    def _split_plain(self, batch: Batch, routes: list[int]) -> dict[int, Batch]:
-        parts = {target: Batch([], []) for target in set(routes)}
-        take_key = {target: part.keys.append for target, part in parts.items() if part.keys is not None}
-        take_value = {target: part.values.append for target, part in parts.items()}
-        for target, key, value in zip(routes, batch.keys or (), batch.values, strict=True):
+    def _split_plain(self, keys: list[Any], values: list[Any]) -> dict[int, Batch]:
+        known, targets = self._known, self._targets(keys)
+        new_keys: dict[int, list[Any]] = {target: [] for target in targets}
+        new_values: dict[int, list[Any]] = {target: [] for target in targets}
+        take_key = {target: column.append for target, column in new_keys.items()}
+        take_value = {target: column.append for target, column in new_values.items()}
+        for key, value in zip(keys, values, strict=True):
+            target = known[key]
             take_key[target](key)
             take_value[target](value)
-        return parts
+        return {target: Batch(new_values[target], new_keys[target]) for target in targets if new_values[target]}
 
-    def _routes(self, wanted: list[Any]) -> list[int]:
-        known = self._known
-        try:
-            return [known[key] for key in wanted]
-        except KeyError:
-            if len(known) > _KEYS_KEPT:
-                known.clear()
-            table = self._table
-            for key in set(wanted):
-                if key not in known:
-                    known[key] = table[group_of(key)]
-            return [known[key] for key in wanted]
+    def _targets(self, keys: list[Any]) -> Collection[int]:
+        """Where the keys go, and perhaps more: of many keys it costs less to try all partitions."""
+        if len(keys) >= self._partitions:
+            return range(self._partitions)
+        return {self._known[key] for key in keys}
 
 
 def _pick(batch: Batch, indices: list[int]) -> Batch:

@@ -225,7 +225,7 @@ class OnSpark:
                     run.prepare()
                     console.update(_printers(run.plan, screen))
                     screen.note(f"run {run.job}: Spark on {spark.shown}")
-                    session = run.open(lambda: engine.open_session(spark.master, spark.remote))
+                    session = run.open(lambda: engine.open_session(spark.master, spark.remote, starts_fast=True))
                     result, words = _work(run, session, screen, around)
             except KeyboardInterrupt:
                 done = "what it had published by then stays" if run.has_published else "nothing is published"

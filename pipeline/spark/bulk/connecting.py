@@ -42,9 +42,10 @@ def check_master(master: str) -> str:
     )
 
 
-def open_session(master: str | None = None, remote: str | None = None) -> SparkSession:
+def open_session(master: str | None = None, remote: str | None = None, *, starts_fast: bool = False) -> SparkSession:
     """A session on this machine, unless another `master` is given, or that of a Connect server at `remote`.
 
+    `starts_fast` as for `spark_session`: right where the JVM only carries rows from one Python task to the next.
     Raises PipelineError for an address that cannot be one, EnvironmentFault when there is nobody, or no Java.
     """
     if remote is not None:
@@ -56,7 +57,7 @@ def open_session(master: str | None = None, remote: str | None = None) -> SparkS
             raise EnvironmentFault(
                 f"the Spark master {chosen} does not answer", hint="start it, or correct the address of --master"
             )
-    return spark_session(chosen)
+    return spark_session(chosen, starts_fast=starts_fast)
 
 
 def default_partitions(session: SparkSession) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.codec import encode_value
+from pipeline.codec import encode_value, encode_values
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
 from pipeline.kernel.stage import State
@@ -65,16 +65,15 @@ def check_state(changed: Mapping[str, Collection[Any]], state: State, limits: Li
     """Raises EncodingError when the state of a changed key cannot be stored, in the words of the live engine."""
     for operator, keys in changed.items():
         held = state[operator]
-        present = [key for key in keys if key in held]
         try:
-            if len(encode_value([held[key] for key in present])) <= limits.record_bytes:
+            if len(encode_value(list(map(held.get, keys)))) <= limits.record_bytes:
                 continue
         except EncodingError:
             pass  # which one it is, is found below
-        for key in present:
-            size = len(encode_value(held[key]))
-            if size > limits.record_bytes:
-                raise EncodingError(f"the state of key {key!r} in {operator!r} has {size} bytes")
+        present = [key for key in keys if key in held]
+        for key, value in zip(present, encode_values([held[key] for key in present]), strict=True):
+            if len(value) > limits.record_bytes:
+                raise EncodingError(f"the state of key {key!r} in {operator!r} has {len(value)} bytes")
 
 
 class TaskFiles:

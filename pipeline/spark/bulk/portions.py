@@ -24,6 +24,10 @@ from pipeline.sources.splits import SPLIT_BYTES
 from pipeline.store.payloads import encode_faulty
 
 _WHOLE: Final = (0, None)
+_LEAST_BYTES: Final = 2 << 20
+"""Below this a task costs Spark more than its work."""
+_TASKS: Final = 16
+"""A small input is dealt out to about so many tasks, whatever the cores: what a task reads must not depend on them."""
 
 Range: TypeAlias = tuple[int, int | None]
 """Of the records of a split those that are wanted: how many are left out, and how many there are up to the end."""
@@ -59,10 +63,11 @@ class FilePortions:
 
     @classmethod
     def of(cls, source: FileInput, ranges: Mapping[str, Range] | None = None) -> FilePortions:
-        """Small files share a task: up to the length of one block together."""
+        """Small files share a task: up to the length of a block, or less where that would leave cores without one."""
         groups, first, size = [], 0, 0
+        most = min(SPLIT_BYTES, max(_LEAST_BYTES, sum(split.length for split in source.splits) // _TASKS))
         for number, split in enumerate(source.splits):
-            if size and size + split.length > SPLIT_BYTES:
+            if size and size + split.length > most:
                 groups.append((first, number))
                 first, size = number, 0
             size += split.length

@@ -10,7 +10,8 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import repeat, zip_longest
+from typing import Any, Final, TypeAlias
 
 from pipeline.codec import decode_batch, decode_value, encode_batch, encode_value, shown
 from pipeline.errors import EncodingError, RecordFailed
@@ -23,7 +24,12 @@ from pipeline.spark.bulk.letters import Failure, Letter, described, letter_of
 from pipeline.spark.bulk.output import BulkEncoder, Encoded
 from pipeline.spark.bulk.timers import OpenTimers
 
-_Before: TypeAlias = list[tuple[str, list[Any], bytes]]
+_Before: TypeAlias = list[tuple[str, list[Any], list[Any] | bytes]]
+"""For each operator keys, and their states, encoded or not. Those that have none are `_ABSENT`, or last."""
+
+_ABSENT: Final = object()
+_UNCHANGING: Final = frozenset({int, float, str, bytes, bool, type(None), type(_ABSENT)})
+"""Types of states that nobody can change in place, so that none of them must be copied."""
 
 _KEY_CHARACTERS = 200
 
@@ -188,24 +194,30 @@ class BulkStepper:
                 outcome.letters.append(letter_of(why, self._place, encode_batch(Batch([value]))))
 
     def _note(self, keys: Collection[Any] | None) -> _Before:
-        """Each operator's state of the keys, as bytes; those that have none are listed only."""
+        """Each operator's state of the keys; as bytes where it could be changed in place."""
         if not self.state or keys is None:
             return []
-        wanted = dict.fromkeys(keys)
-        before = []
+        wanted = list(dict.fromkeys(keys))
+        before: _Before = []
         for operator, held in self.state.items():
-            present = [key for key in wanted if key in held]
-            absent = [key for key in wanted if key not in held] if len(present) < len(wanted) else []
-            before.append((operator, present + absent, encode_value([held[key] for key in present])))
+            values = list(map(held.get, wanted, repeat(_ABSENT)))
+            if set(map(type, values)) <= _UNCHANGING:
+                before.append((operator, wanted, values))
+            else:
+                present = [key for key in wanted if key in held]
+                absent = [key for key in wanted if key not in held] if len(present) < len(wanted) else []
+                before.append((operator, present + absent, encode_value([held[key] for key in present])))
         return before
 
     def _restore(self, before: _Before) -> None:
-        for operator, keys, data in before:
-            values = decode_value(data)
+        for operator, keys, noted in before:
+            values = decode_value(noted) if isinstance(noted, bytes) else noted
             held = self.state[operator]
-            held.update(zip(keys, values, strict=False))
-            for key in keys[len(values) :]:
-                held.pop(key, None)
+            for key, value in zip_longest(keys, values, fillvalue=_ABSENT):
+                if value is _ABSENT:
+                    held.pop(key, None)
+                else:
+                    held[key] = value
 
 
 def state_rows(state: dict[Any, Any], most: int = 2000) -> Iterator[Batch]:

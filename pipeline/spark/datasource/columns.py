@@ -7,6 +7,8 @@ give back exactly (bytes, times, numbers that are none) is MessagePack in `packe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -23,25 +25,43 @@ _OWN: Final = frozenset({"key", "value", "packed", "time", "partition", "positio
 """Columns of the record itself; any other is a field of its value."""
 
 _KEYS_KEPT: Final = 100_000
-_to_json = msgspec.json.Encoder().encode
+_EXACT: Final = frozenset({str, int, bool, type(None)})
+"""Types whose values JSON always gives back as they are."""
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder()
 
 
 def exact_json(values: Sequence[Any]) -> tuple[list[bytes | None], list[bytes | None] | None]:
     """(JSON or None, MessagePack where there is no JSON) for each value; no second column when JSON does for all."""
     try:
-        texts = [_to_json(value) for value in values]
-        again = msgspec.json.decode(b"[" + b",".join(texts) + b"]")
-        if _are_equal(again, values):
-            return list(texts), None
+        lines = _encoder.encode_lines(values)
+        if _is_plain(values) or _are_equal(_decoder.decode_lines(lines), values):
+            texts: list[bytes | None] = list(lines.split(b"\n"))
+            return texts[:-1], None  # each line is ended
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         pass
     found = [_exact(value) for value in values]
     return found, [None if text is not None else encode_value(value) for text, value in zip(found, values, strict=True)]
 
 
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Whether a look at types is enough to know that JSON gives all of them back; nested ones are not looked into."""
+    leaves, kinds = values, set(map(type, values))
+    if kinds == {dict}:
+        if set(map(type, set(chain.from_iterable(values)))) - {str}:
+            return False
+        leaves = list(chain.from_iterable(map(dict.values, values)))
+        kinds = set(map(type, leaves))
+    if float in kinds:
+        kinds.remove(float)
+        # What is no number, or infinite, makes the sum so.
+        return kinds <= _EXACT and isfinite(sum([leaf for leaf in leaves if type(leaf) is float]))
+    return kinds <= _EXACT
+
+
 def _exact(value: Any) -> bytes | None:
     try:
-        text = _to_json(value)
+        text = _encoder.encode(value)
         return text if _are_equal(msgspec.json.decode(text), value) else None
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return None
@@ -122,6 +142,8 @@ class ResultColumns:
         return pa.array([None if key is None else key_text(key) for key in rows.keys], kind)
 
     def _check_objects(self, rows: Rows) -> None:
+        if set(map(type, rows.values)) <= {dict}:
+            return
         for index, value in enumerate(rows.values):
             if type(value) is not dict:
                 raise ReadingError(
