@@ -91,7 +91,6 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 )
 @click.option("--master", metavar="URL", help="The Spark master. Default: local[*].")
 @SPARK_SETTINGS
-@SPARK_SETTINGS
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be worked off. Changes nothing.")
 @click.option("--asked-by", hidden=True, default="")
 @DEBUG
