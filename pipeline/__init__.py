@@ -7,6 +7,7 @@ from pipeline import read, write
 from pipeline.aggregates import Aggregation, count, maximum, mean, minimum, total
 from pipeline.api import KeyedStream, Pipeline, Stream
 from pipeline.errors import CeleriacError, PipelineError
+from pipeline.expressions import Expression, col, itself, record, together
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.policies import ErrorPolicy, dead_letter, fail, hold_key, retry, skip
 
@@ -14,21 +15,26 @@ __all__ = [
     "Aggregation",
     "CeleriacError",
     "ErrorPolicy",
+    "Expression",
     "KeyedOperator",
     "KeyedStream",
     "Pipeline",
     "PipelineError",
     "Stream",
+    "col",
     "count",
     "dead_letter",
     "fail",
     "hold_key",
+    "itself",
     "maximum",
     "mean",
     "minimum",
     "read",
+    "record",
     "retry",
     "skip",
+    "together",
     "total",
     "write",
 ]

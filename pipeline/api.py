@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, overload
 from pipeline import validation
 from pipeline.aggregates import Aggregation
 from pipeline.errors import PipelineError
+from pipeline.expressions import Expression
 from pipeline.graph import (
     External,
     Filter,
@@ -245,7 +246,8 @@ class Stream:
         """Gives each record a key: a function of the value, or the name of a dict's field.
 
         Records of one key are handled in order, and each key has its own state. A key is text, an integer,
-        bytes, or a tuple of these. `key_by("carrier")` also names the key's column in table sinks.
+        bytes, or a tuple of these. `key_by("carrier")`, or `key_by(col("carrier"))`, also names the key's column in
+        table sinks.
         `on_error` says what is done about records that fail behind it, up to the next `key_by`; `pool` names the
         workers that run what is there: those of that pool only.
         """
@@ -258,7 +260,8 @@ class Stream:
             node = KeyBy(name, (self.name,), itemgetter(key), key, policy, pool)
         else:
             validation.check_plain_function(key, ("value",), name)
-            node = KeyBy(name, (self.name,), key, on_error=policy, pool=pool)
+            field = (key.field if isinstance(key, Expression) else None) or "key"
+            node = KeyBy(name, (self.name,), key, field, policy, pool)
         self.pipeline._add("key_by", node)
         return KeyedStream(self.pipeline, name, node.field)
 
