@@ -80,7 +80,7 @@ class Expression:
 
     def between(self, low: Any, high: Any) -> Expression:
         """Whether it is neither below `low` nor above `high`."""
-        return (self >= low) & (self <= high)
+        return _binary("&", _binary(">=", self, low), _binary("<=", self, high))
 
     def __eq__(self, other: object) -> Expression:  # type: ignore[override]
         if not _is_part(other):
