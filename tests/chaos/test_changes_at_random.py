@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import pytest
@@ -42,6 +42,7 @@ class Changes:
             self.pause,
             self.pause_stage,
             self.promote,
+            self.upgrade,
         ]
         act = self._chance.choice(acts)
         print(act.__name__)
@@ -66,11 +67,20 @@ class Changes:
         self._command("pause", self._job, "--stage", stage)
         self._command("unpause", self._job, "--stage", stage)
 
-    def promote(self) -> None:
-        """A version that does the same runs beside the job as its shadow, and takes it over."""
+    def _next_version(self) -> str:
+        """A file that does the same."""
         name = f"version_{len(self.versions)}.py"
         self.versions.append(name)
         (self._run.folder / name).write_text(f"{PACED.format(keys=KEYS)}\n# {name}\n")
+        return name
+
+    def upgrade(self) -> None:
+        """Workers change one after the other. It halts when one of the new version dies, so none is killed."""
+        self._command("upgrade", self._job, self._next_version(), victims=("leader",))
+
+    def promote(self) -> None:
+        """A version that does the same runs beside the job as its shadow, and takes it over."""
+        name = self._next_version()
         shadow = self._start("shadow.log", "shadow", self._job, name)
         try:
             wait_until(lambda: self._is_compared(shadow), "the shadow is compared", 60.0)
@@ -125,7 +135,7 @@ class Changes:
                 start_new_session=True,
             )
 
-    def _command(self, *arguments: str) -> None:
+    def _command(self, *arguments: str, victims: Sequence[str] = ("w0", "w1", "leader")) -> None:
         """To its end; meanwhile, half of the times, a process of the job is killed."""
         process = subprocess.Popen(
             [*CELERIAC, *arguments, "--redis", self._address],
@@ -139,7 +149,7 @@ class Changes:
             if self._chance.random() < 0.5:
                 taken = self._run.taken()
                 self._run.wait_for_taken(taken + self._chance.randrange(1, 2_000))
-                self._run.kill(self._chance.choice(["w0", "w1", "leader"]))
+                self._run.kill(self._chance.choice(victims))
             said, _ = process.communicate(timeout=90)
         finally:
             process.kill()
