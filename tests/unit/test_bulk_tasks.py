@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import read, routing
 from pipeline.codec import decode_batch, encode_batch
 from pipeline.errors import InputError, RecordFailed, SinkError
 from pipeline.graph import Graph
@@ -14,14 +15,16 @@ from pipeline.kernel.contract import KeyedOperator, Step
 from pipeline.kernel.operators import StatefulMap
 from pipeline.kernel.stage import StageKernel
 from pipeline.kernel.testing import graph_of
+from pipeline.keying import first_table, group_of
 from pipeline.plan import SinkPlan, compile_plan
 from pipeline.policies import ErrorPolicy, dead_letter, fail, hold_key, retry, skip
 from pipeline.records import Batch, Timer
 from pipeline.settings import Limits
 from pipeline.sinks.places import staging_folder
+from pipeline.sources.layout import open_files
 from pipeline.spark.bulk.faults import TaskFault, told, translated
 from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
-from pipeline.spark.bulk.portions import are_alike, merged
+from pipeline.spark.bulk.portions import FilePortions, are_alike, merged
 from pipeline.spark.bulk.stepping import BulkStepper
 from pipeline.spark.bulk.timers import OpenTimers
 
@@ -68,6 +71,56 @@ def test_a_record_that_fails_leaves_no_trace_in_the_state_of_its_key() -> None:
     ]
     assert outcome.letters[0].record().values == [0]
     assert "During handling" not in outcome.letters[0].traceback
+
+
+def running_total(_key: str, value: int, state: int | None) -> tuple[Any, Any]:
+    """Its state is a number, which is noted as it is."""
+    if value < 0:
+        raise ValueError(value)
+    return (state or 0) + value, None if value == 9 else (state or 0) + value
+
+
+def test_what_a_failed_batch_did_to_numbers_is_taken_back_for_old_new_and_deleted_keys() -> None:
+    stepper = a_stepper(StatefulMap(running_total), dead_letter())
+    run(stepper, [1, 2], ["old", "deleted"])
+
+    outcome = run(stepper, [5, 9, 3, -1], ["old", "deleted", "new", "bad"])
+
+    assert emitted(outcome) == [6, 11, 3]
+    assert stepper.state == {"op": {"old": 6, "new": 3}}
+    assert [letter.record().keys for letter in outcome.letters] == [["bad"]]
+
+
+@pytest.mark.parametrize("times", [False, True])
+def test_a_batch_is_parted_by_the_table_of_its_stage_with_more_keys_than_are_remembered(
+    times: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_KEYS_KEPT", 10)
+    router, table = routing.Router(7), first_table(7)
+    for keys in ([f"k{number % 23}" for number in range(200)], ["k1", "k2"], []):
+        batch = Batch(list(range(len(keys))), list(keys), list(range(len(keys))) if times else None)
+
+        parts = router.split(batch)
+
+        assert sum(map(len, parts.values())) == len(keys)
+        for target, part in parts.items():
+            places = [place for place, key in enumerate(keys) if table[group_of(key)] == target]
+            assert part == Batch(places, [keys[place] for place in places], places if times else None)
+            assert places
+
+
+def test_a_small_input_is_dealt_out_to_several_tasks_in_its_order(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(f"{number} {'x' * (1 << 20)}\n")
+    source = open_files(read.text(tmp_path))
+
+    portions = FilePortions.of(source)
+
+    assert [stop - start for start, stop in portions.groups] == [1, 1, 1, 1, 1, 1]
+    pieces = [
+        piece for number in range(portions.count) for piece in portions.read(number, Limits(record_bytes=4 << 20))
+    ]
+    assert [value[0] for piece in pieces for value in decode_batch(piece.payload).values] == list("012345")
 
 
 def test_records_behind_a_letter_that_holds_their_key_wait() -> None:

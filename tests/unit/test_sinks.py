@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +88,25 @@ def test_jsonl_rows_of_a_keyed_stream_hold_key_and_value(pairs: list[tuple[Any, 
         {"the key": key, **value} if isinstance(value, dict) else {"the key": key, "value": value}
         for key, value in pairs
     ]
+
+
+@pytest.mark.parametrize("key_field", ["word", "value", "key", 'a "name"', "two\nlines", "wörd"])
+@pytest.mark.parametrize("others", [[1, "two", None, [3], 4.5, b"6"], []], ids=["many kinds", "none"])
+def test_a_keyed_row_is_the_same_beside_an_object_as_without_one(key_field: str, others: list[Any]) -> None:
+    sink, keys = a_sink("out", key_field=key_field), [f"k{number}" for number in range(len(others))]
+
+    alone = encode_rows(sink, Batch(others, keys))
+    beside = encode_rows(sink, Batch([*others, {}], [*keys, "last"]))
+
+    assert beside.splitlines()[:-1] == alone.splitlines()
+    assert beside.splitlines()[-1:] == encode_rows(sink, Batch([{}], ["last"])).splitlines()
+
+
+def test_a_value_that_json_has_not_is_refused_on_a_keyed_stream_too() -> None:
+    with pytest.raises(EncodingError) as refused:
+        encode_rows(a_sink("out", key_field="word"), Batch([1, msgspec.UNSET], ["a", "b"]))
+
+    assert refused.value.index == 1
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8))
