@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -194,8 +195,8 @@ def measure(megabytes: int, drains: int, forces: int, rounds: int) -> Found:
 def _beside(site: Site, rounds: int) -> list[tuple[float, float]]:
     """Each round: how fast the other stage is for two seconds, then while all moves there and back, four times."""
     site.until("the other stage is busy", lambda: site.taken("beside") > 10 * RATE)
-    works: list[Callable[[], None]] = [lambda: time.sleep(2.0), lambda: _to_and_fro(site, 4)]
-    return [(site.rate_while("beside", works[0]), site.rate_while("beside", works[1])) for _ in range(rounds)]
+    rest, moving = partial(time.sleep, 2.0), partial(_to_and_fro, site, 4)
+    return [(site.rate_while("beside", rest), site.rate_while("beside", moving)) for _ in range(rounds)]
 
 
 def _to_and_fro(site: Site, times: int) -> None:

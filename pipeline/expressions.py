@@ -271,7 +271,10 @@ def _field(name: str, default: Any = _MISSING) -> _Compute:
         return itemgetter(name)
 
     def get(value: Any) -> Any:
-        return value.get(name, default)
+        try:
+            return value[name]
+        except KeyError:
+            return default
 
     return get
 

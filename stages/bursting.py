@@ -10,14 +10,13 @@ import os
 import subprocess
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM
 from typing import Final
 
 from pipeline.bursts import due_burst
-from pipeline.embedded.process import die_with_parent
+from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.scaling.decision import Decision
 from pipeline.store.jobs import JobStore
 from pipeline.store.scaling import ScalingStore
@@ -94,15 +93,8 @@ class Bursting:
     def close(self) -> None:
         """Ends the command, if it runs: what it has not done goes back to workers."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            child.terminate()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        if child is not None:
+            end_process(child, STOP_SECONDS)
 
 
 def arguments(job: str, target: str, wish: Decision, master: str) -> list[str]:

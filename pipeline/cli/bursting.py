@@ -17,23 +17,21 @@ from pipeline.cli.bulk import SparkOptions, check_stream
 from pipeline.cli.burstcourse import Course
 from pipeline.cli.exits import HELP, Exit
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.joining import check_work
 from pipeline.cli.moving import table
 from pipeline.cli.options import DEBUG, JOB, SERVER, SPARK_SETTINGS
 from pipeline.cli.services import MemberProcess, Workspace
 from pipeline.errors import CeleriacError, JobStateError, OperationLost, PipelineError, StoreError
 from pipeline.facts import JobFacts
-from pipeline.lifecycle import WORKING
-from pipeline.loader import file_of, load_graph
+from pipeline.loader import file_of
 from pipeline.nodes import free_name
 from pipeline.operations import About, Claim, Phase
-from pipeline.plan import Plan, fingerprint
+from pipeline.plan import Plan
 from pipeline.positions import Position
-from pipeline.programs.checking import find_programs
 from pipeline.store.backlogs import read_backlogs
 from pipeline.store.claims import ClaimStore
-from pipeline.store.connection import check_server, connect
+from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
-from pipeline.store.permissions import check_permissions
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.validation import suggestion
@@ -137,17 +135,8 @@ def check_burst(scripts: Scripts, job: str, target: str, stage: str | None, numb
     what the job has not.
     """
     record = JobStore(scripts).read(job)
-    if record.state not in WORKING:
-        raise JobStateError(f"job {job!r} is {record.state.value}: there is nothing to work on")
-    graph = load_graph(target)
-    if fingerprint(graph) != record.plan.fingerprint:
-        raise PipelineError(
-            f"{target} is not the pipeline that job {job!r} was started with", hint="give the file that it was run with"
-        )
-    find_programs(graph.nodes)
+    check_work(scripts, record, target)
     check_code(VersionStore(scripts).rollout(job), "", target)
-    check_server(scripts.client)
-    check_permissions(scripts.client)
     if stage is None:
         return
     found = next((each for each in record.plan.stages if each.name == stage), None)

@@ -17,7 +17,7 @@ from pipeline.cli.options import DEBUG, JOB, PREFER_NETWORK, SERVER, SPARK_SETTI
 from pipeline.cli.pools import ONE_POOL, check_pool
 from pipeline.cli.services import checkout_path
 from pipeline.errors import JobStateError, PipelineError
-from pipeline.facts import JobFacts
+from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import WORKING
 from pipeline.loader import load_graph
 from pipeline.nodes import NO_NAME, NODE_NAME, free_name, is_in_use
@@ -101,17 +101,8 @@ def worker(
     scripts = Scripts(connect(redis_url))
     store = JobStore(scripts)
     record = store.read(job)
-    if record.state not in WORKING:
-        raise JobStateError(f"job {job!r} is {record.state.value}: there is nothing to work on")
-    graph = load_graph(target)
-    if fingerprint(graph) != record.plan.fingerprint:
-        raise PipelineError(
-            f"{target} is not the pipeline that job {job!r} was started with", hint="give the file that it was run with"
-        )
+    check_work(scripts, record, target)
     check_pool(record.plan, pool)
-    find_programs(graph.nodes)
-    check_server(scripts.client)
-    check_permissions(scripts.client)
     name = chosen_name(lambda: store.facts(job), node)
     count = 1 if is_spark else workers or len(os.sched_getaffinity(0))
     what = "a streaming query of Spark" if is_spark else f"{count} worker{'' if count == 1 else 's'}"
@@ -136,6 +127,24 @@ def worker(
     os.execve(
         sys.executable, [sys.executable, "-P", "-m", "stages.member"], {**environment, **checkout_path(), **variables}
     )
+
+
+def check_work(scripts: Scripts, record: JobRecord, target: str) -> None:
+    """Whether this process can work at the job by that file, on this machine.
+
+    Raises JobStateError when the job does not work, PipelineError for another file, EnvironmentFault, StoreError.
+    """
+    if record.state not in WORKING:
+        raise JobStateError(f"job {record.job!r} is {record.state.value}: there is nothing to work on")
+    graph = load_graph(target)
+    if fingerprint(graph) != record.plan.fingerprint:
+        raise PipelineError(
+            f"{target} is not the pipeline that job {record.job!r} was started with",
+            hint="give the file that it was run with",
+        )
+    find_programs(graph.nodes)
+    check_server(scripts.client)
+    check_permissions(scripts.client)
 
 
 def chosen_name(

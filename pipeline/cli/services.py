@@ -17,7 +17,7 @@ from typing import Final
 
 import pipeline
 from pipeline.cli.nodes import NodeSettings
-from pipeline.embedded.process import die_with_parent
+from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import EnvironmentFault
 
@@ -145,14 +145,8 @@ class NodeProcess:
     def close(self) -> None:
         """Ends the node, which ends its children: asked first, killed after a few seconds. Idempotent."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(self._settings.stop_seconds + _KILL_AFTER_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()  # its children are tied to its life
-            process.wait()
+        if process is not None:
+            end_process(process, self._settings.stop_seconds + _KILL_AFTER_SECONDS)  # its children are tied to its life
 
     def _tell(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
@@ -211,14 +205,8 @@ class MemberProcess:
     def close(self) -> None:
         """Ends it, which ends its worker: asked first, killed after some seconds. Idempotent."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(MEMBER_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end_process(process, MEMBER_STOP_SECONDS)
 
 
 def scratch_environment(temporary: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Ties a child process to the life of its parent, or puts it first (Linux). Starts and signals nothing itself."""
+"""Ties a child process to the life of its parent, puts it first (Linux), and ends it. Starts nothing itself."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,3 +44,13 @@ def put_first(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _FIRST)
     with suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(_FIRST))
+
+
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Asked first, killed after so many seconds; collected when this returns. One that has ended is no fault."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from pipeline.embedded.process import die_with_parent, put_first
+from pipeline.embedded.process import die_with_parent, end_process, put_first
 from pipeline.errors import EnvironmentFault
 
 Version = tuple[int, int]
@@ -231,14 +231,8 @@ class EmbeddedRedis:
 
     def _end_process(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end_process(process, _STOP_SECONDS)
 
     def _log_tail(self) -> str:
         if not self.log_path.exists():

@@ -190,9 +190,12 @@ class Comparison:
 
     def _give_up_pairs(self, lane: _Lane, sender: _Sender, tally: SinkTally) -> None:
         """What both sides have of a key, and is not equal, at the front of both."""
-        while all(lane.queues) and any(self._is_passed(side, lane.queues[side][0], sender) for side in Side):
-            side = Side.LIVE if self._is_passed(Side.LIVE, lane.queues[Side.LIVE][0], sender) else Side.SHADOW
-            self._differs(side, lane.queues[side][0], sender, tally)
+        while all(lane.queues):
+            fronts = {side: lane.queues[side][0] for side in Side}
+            side = next((side for side in Side if self._is_passed(side, fronts[side], sender)), None)
+            if side is None:
+                return
+            self._differs(side, fronts[side], sender, tally)
 
     def _is_passed(self, side: int, result: _Result, sender: _Sender) -> bool:
         return result.number + GRACE < max(sender.matched[side], sender.counts[1 - side])

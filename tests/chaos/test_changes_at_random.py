@@ -81,7 +81,7 @@ class Changes:
     def promote(self) -> None:
         """A version that does the same runs beside the job as its shadow, and takes it over."""
         name = self._next_version()
-        shadow = self._start("shadow.log", "shadow", self._job, name)
+        shadow = self._run.beside("shadow.log", "shadow", self._job, name)
         try:
             wait_until(lambda: self._is_compared(shadow), "the shadow is compared", 60.0)
             self._command("promote", self._job)
@@ -99,7 +99,7 @@ class Changes:
         """A node joins, or the one that has joined is drained and ended."""
         if self._node is None:
             newest = self.versions[-1]
-            self._node = self._start("node.log", "worker", self._job, newest, "--workers", "1", "--node", "far")
+            self._node = self._run.beside("node.log", "worker", self._job, newest, "--workers", "1", "--node", "far")
             wait_until(self._has_joined, "the node has partitions", 60.0)
         else:
             # The last node that has live workers is not drained, and the one at home may have lost both just now.
@@ -122,18 +122,6 @@ class Changes:
         """A node of its own ends with its job; its process is collected."""
         if self._node is not None:
             assert self._node.wait(30) == 0
-
-    def _start(self, log_name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        with open(self._site.kept_logs / log_name, "ab") as log:
-            return subprocess.Popen(
-                [*CELERIAC, *arguments],
-                cwd=self._run.folder,
-                env=self._site.environment(CELERIAC_REDIS=self._address),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
     def _command(self, *arguments: str, victims: Sequence[str] = ("w0", "w1", "leader")) -> None:
         """To its end; meanwhile, half of the times, a process of the job is killed."""

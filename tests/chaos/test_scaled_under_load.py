@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
@@ -68,19 +67,8 @@ class Crowd:
         self._nodes: list[subprocess.Popen[bytes]] = []
 
     def join(self, node: str, workers: int) -> None:
-        with open(self._site.kept_logs / f"{node}.log", "wb") as log:
-            arguments = ("worker", self._job, "flow.py", "--workers", str(workers), "--node", node)
-            self._nodes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "pipeline.cli.main", *arguments],
-                    cwd=self._run.folder,
-                    env=self._site.environment(CELERIAC_REDIS=self._address),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+        arguments = ("worker", self._job, "flow.py", "--workers", str(workers), "--node", node)
+        self._nodes.append(self._run.beside(f"{node}.log", *arguments))
         self.wait_for_owners({f"{node}.w{number}" for number in range(workers)})
 
     def wait_for_owners(self, names: set[str]) -> None:

@@ -343,6 +343,19 @@ class Run:
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
+    def beside(self, log_name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Another command of `celeriac` on the same Redis; what it says goes to a log. Whoever asks ends it."""
+        with open(self._site.kept_logs / log_name, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli.main", *arguments],
+                cwd=self.folder,
+                env=self._site.environment(CELERIAC_REDIS=self.address),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
     # what the job says
 
     @property

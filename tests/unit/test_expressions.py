@@ -149,6 +149,7 @@ def test_what_each_gives(expression: Expression, value: Any, expected: Any) -> N
     [
         (col("x"), {}, KeyError),
         (col("x"), [1], TypeError),
+        (col("x", None), [1], TypeError),
         (col("x") > 2, {"x": "3"}, TypeError),
         (col("x") > 2, {"x": True}, TypeError),
         (col("x") + "s", {"x": "t"}, TypeError),
