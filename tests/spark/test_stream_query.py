@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -32,17 +33,21 @@ KEYS = [f"k{number}" for number in range(5)]
 
 
 class Driver:
-    """The query and its member in this process; the leader is the test."""
+    """The query and its member in this process; the leader is the test.
 
-    def __init__(self, spark: Any, job: LocalJob, folder: Path, incarnation: str = "1-a") -> None:
-        self.spark, self.job, self.folder, self.incarnation = spark, job, folder, incarnation
+    Spark keeps the processes of its tasks from test to test, and they what an incarnation knows: none comes twice.
+    """
+
+    def __init__(self, spark: Any, job: LocalJob, folder: Path) -> None:
+        self.spark, self.job, self.folder = spark, job, folder
+        self.incarnation = f"1-{uuid4().hex}"
         folder.mkdir(exist_ok=True)
         self.client = connect(job.url)
-        self.ownership = Ownership(Scripts(self.client), job.job, NAME, incarnation)
+        self.ownership = Ownership(Scripts(self.client), job.job, NAME, self.incarnation)
         self.member = StreamMember(self.ownership, {})
         self.member.on_batch_end = self._beat
         _, definition = define(job.graph)
-        self.task = TaskSettings(job.url, job.job, NAME, incarnation, definition, 5.0)
+        self.task = TaskSettings(job.url, job.job, NAME, self.incarnation, definition, 5.0)
         self.batches = 0
 
     def _beat(self) -> None:
