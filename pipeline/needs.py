@@ -48,5 +48,5 @@ def refuse_frames(nodes: Iterable[Node], where: str) -> None:
         if isinstance(node, Transform):
             raise PipelineError(
                 f"operator {node.name!r} works on DataFrames, and {where} cannot run it",
-                hint="docs/dataframes.md says where it runs: on workers, and in bulk from the beginning to the end",
+                hint="docs/dataframes.md says where it runs: on workers, and in bulk",
             )

@@ -124,7 +124,9 @@ class PartitionOwner:
         """Slices go so far only, and yield there. None: to the end of the inbox."""
         self._away = 0
         self._expected = context.expected_senders()
-        self._pace = Pace(limits, has_fixed_cost=bool(effects) or context.kernel.has_fixed_cost)
+        kernel = context.kernel
+        has_fixed_cost = bool(effects) or kernel.has_fixed_cost
+        self._pace = Pace(limits, has_fixed_cost=has_fixed_cost, has_frames=kernel.needs_session)
         self.reset(acquired)
 
     def renew(self, context: StageContext) -> None:

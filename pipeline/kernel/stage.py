@@ -192,8 +192,8 @@ class StageKernel:
 
     @property
     def has_fixed_cost(self) -> bool:
-        """Whether each batch has a price, whatever its size: that of starting a program, or a job of Spark."""
-        return any(isinstance(node, Transform) or node.protocol == "lines" for node in self.foreign)
+        """Whether each batch has a price, whatever its size: that of starting a program."""
+        return any(isinstance(node, External) and node.protocol == "lines" for node in self.foreign)
 
     def _run_foreign(self, node: Foreign, batch: Batch) -> Batch:
         try:
@@ -220,6 +220,8 @@ class StageKernel:
 
 def _runner(node: Foreign, runners: Mapping[str, Runner]) -> Runner:
     if node.name not in runners:
-        what = "runs a program" if isinstance(node, External) else "works on DataFrames"
-        raise PipelineError(f"operator {node.name!r} {what}, and this engine does not")
+        what = "runs a program, and this engine runs none"
+        if isinstance(node, Transform):
+            what = "works on DataFrames, and this engine has none"
+        raise PipelineError(f"operator {node.name!r} {what}")
     return runners[node.name]

@@ -40,7 +40,6 @@ from pyspark.sql import SparkSession
 from pipeline.api import Pipeline
 from pipeline.errors import EnvironmentFault, PipelineError, RecordFailed
 from pipeline.graph import Graph, Source, Transform
-from pipeline.needs import refuse_frames
 from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, compile_plan
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, file_sinks
@@ -176,8 +175,6 @@ class BulkRun:
         self.job = self.job or _job_name(self.plan.pipeline)
         left = self._left_out()
         self._check_sinks()
-        if self.options.seed is not None or self.options.keeps_state:
-            refuse_frames(self.graph.nodes, "a run in bulk that begins or ends with a savepoint")
         check_targets(self.plan)
         check_effects(self.graph, self.plan)
         find_programs(self.graph.nodes)

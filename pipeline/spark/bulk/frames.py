@@ -97,7 +97,7 @@ class Frames:
             is_of_spark = isinstance(error, PySparkException | Py4JError)
             told = translated(error) if is_of_spark and isinstance(error, Exception) else None
             raise told or FrameError(
-                f"the operator {node.name!r} failed: {words_of_any(error)}",
+                f"the operator {node.name!r} failed: {error if isinstance(error, FrameError) else words_of_any(error)}",
                 hint="in bulk it is called once, for all records: correct it, or filter out what it cannot take",
             ) from error
         rows = self.session.read.schema(made.schema).parquet(path)
@@ -129,4 +129,5 @@ class Frames:
 def _with_types(frame: DataFrame) -> DataFrame:
     """A column of nothing but nulls has no type, and Parquet none for it."""
     nothing = [field.name for field in frame.schema if isinstance(field.dataType, NullType)]
-    return frame.withColumns({name: F.lit(None).cast("string") for name in nothing}) if nothing else frame
+    quoted = {name: "`" + name.replace("`", "``") + "`" for name in nothing}
+    return frame.withColumns({name: F.col(quoted[name]).cast("string") for name in nothing}) if nothing else frame
