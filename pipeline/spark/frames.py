@@ -8,7 +8,7 @@ from typing import Any, Final, assert_never
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -169,6 +169,9 @@ def refuse_times(node: Transform, batch: Batch) -> None:
 
 def words_of_any(error: BaseException) -> str:
     """What an exception of Spark, or of the user's own code, says to a person."""
+    if isinstance(error, PythonException):  # of a UDF: a traceback, whose end says it
+        lines = [line for line in str(error).partition("JVM stacktrace:")[0].splitlines() if line.strip()]
+        return f"PythonException: {lines[-1].strip()}" if lines else "PythonException"
     if isinstance(error, PySparkException | Py4JError):
         return f"{type(error).__name__}: {words_of(error)}"
     return f"{type(error).__name__}: {error}"

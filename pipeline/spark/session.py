@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shlex
 import shutil
@@ -25,6 +26,7 @@ try:
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 except ImportError as error:
     raise EnvironmentFault("Spark is not installed", hint="pip install 'celeriac[spark]'") from error
@@ -34,6 +36,9 @@ DEFAULT_MASTER: Final = "local[*,4]"
 
 FAST_START_VARIABLE: Final = "CELERIAC_SPARK_FAST_START"
 """Set to 1, the JVM starts sooner and peaks lower: for tests and small input."""
+
+_LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""They write each exception to standard error once more, with the stack of the JVM."""
 
 _LOG_TAIL: Final = 2_000
 _SUBMIT_VARIABLE: Final = "PYSPARK_SUBMIT_ARGS"
@@ -77,6 +82,8 @@ def spark_session(
                 f"Spark did not start: {error}\n{_tail(log)}",
                 hint="see the lines above; Java must be 17 or newer",
             ) from error
+        for name in _LOUD:
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
         atexit.register(_stop, session)  # runs before the folder is removed
         _made[os.getpid()] = session
         return session

@@ -211,6 +211,25 @@ def _doubtful(stream: Stream) -> None:
     out(keyed.last(name="end"), "last")
 
 
+def _frames(stream: Stream) -> None:
+    """One in an entry stage, and one behind a union in a keyed stage. Rows have no order behind one in bulk."""
+
+    def copied(frame: Any) -> Any:
+        return frame.selectExpr("k", "n * 10 as n", "explode(array(1, 2)) as copy").where("n + copy != 11")
+
+    def renamed(frame: Any) -> Any:
+        kinds = frame.sparkSession.createDataFrame([("k1", "one"), ("k2", "two")], "k string, kind string")
+        return frame.join(kinds, "k", "left").fillna("none", "kind")
+
+    copies = stream.transform(copied, schema="k string, n long", batch=7, name="copied")
+    out(copies, "copies")
+    counted = copies.key_by("k", name="by").aggregate(count(), name="count")
+    ends = counted.last(name="end").map_with_key(lambda key, n: {"k": key, "n": n}, name="row")
+    both = ends.union(copies, name="both").transform(renamed, schema="k string, n int not null", name="renamed")
+    out(both, "renamed")
+    out(both.key_by("kind", name="again").aggregate(total("n"), name="sum").last(name="sums"), "sums")
+
+
 CASES = [
     Case(
         "stateless",
@@ -286,6 +305,9 @@ CASES = [
         policy=retry(3, first_seconds=0.0, most_seconds=0.0),
     ),
 ]
+
+FRAMES = Case("functions of DataFrames", frozenset({"transform"}), _frames, doubtful, values=60)
+"""Not among the cases above: a worker needs a session for it, and tasks without Spark have none."""
 
 EXEMPT = frozenset({"fail"})
 """It ends the run; see test_bulk_errors."""
