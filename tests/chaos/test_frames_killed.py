@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 pytestmark = pytest.mark.timeout(600)
 
-COUNT: Final = 4_000
+COUNT: Final = 2_000
 SECONDS: Final = 300.0
 
 FLOW: Final = f"""
