@@ -153,7 +153,8 @@ def doubled(frame):
 
 rows = [{"n": number} for number in range(200)]
 flow = Pipeline("frames")
-flow.source(read.iterable(rows), name="in").transform(doubled, schema="n long", name="op").sink(write.jsonl("out"), name="o")
+numbers = flow.source(read.iterable(rows), name="in")
+numbers.transform(doubled, schema="n long", name="op").sink(write.jsonl("out"), name="o")
 """
 
 
