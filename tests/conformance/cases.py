@@ -311,7 +311,7 @@ CASES = [
 ]
 
 FRAMES = Case("functions of DataFrames", frozenset({"transform"}), _frames, seldom_doubtful, values=40, partitions=2)
-"""Not among the cases above: a worker needs a session for it, and tasks without Spark have none."""
+"""Not among the cases above: a worker needs a session for it, and tasks without Spark have none; see test_seam."""
 
 EXEMPT = frozenset({"fail"})
 """It ends the run; see test_bulk_errors."""

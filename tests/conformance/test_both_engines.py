@@ -16,7 +16,6 @@ from pipeline.plan import compile_plan
 from pipeline.settings import Limits
 from tests.conformance.cases import CASES, EXEMPT, FRAMES, Case
 from tests.conformance.engines import Results, Shuffled, keyed_streams, run_live, run_on_spark
-from tests.e2e.chaos import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,18 +63,3 @@ def test_spark_gives_what_workers_give(case: Case, spark: Any, redis_url: str) -
     bulk = run_on_spark(spark, case.pipeline(values), case.partitions)
 
     assert_equal(case, values, live, bulk)
-
-
-def test_functions_of_frames_give_the_same_in_a_worker_and_in_bulk(spark: Any, redis_url: str) -> None:
-    from pipeline.spark.transforms import Transforms
-
-    values = FRAMES.drawn(1)
-    flow = FRAMES.pipeline(values)
-    transforms = Transforms(flow.graph().nodes, opener=lambda: spark)
-    wait_until(transforms.is_ready, "Spark is there", 120.0)
-    live = run_live(redis_url, flow, values, FRAMES.partitions, transforms)
-
-    bulk = run_on_spark(spark, flow, FRAMES.partitions)
-
-    assert_equal(FRAMES, values, live, bulk)
-    assert len(live.letters) == sum(value["n"] == "bad" for value in values) > 0

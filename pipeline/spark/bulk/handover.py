@@ -117,9 +117,9 @@ class _Handover:
                 for number, letter in enumerate(self._run.facts.letters):
                     id_ = f"{self._made_at_ms}-{number}"
                     # A task of a source has the number of its portion, and there may be more of these.
-                    stage = self._live_stage(letter.stage)
-                    fields = _letter_fields(letter, stage.index, letter.partition % stage.partitions)
-                    yield from ((id_, field, value) for field, value in fields.items())
+                    live = self._live_stage(letter.stage)
+                    found = _letter_fields(letter, live.index, letter.partition % live.partitions)
+                    yield from ((id_, field, value) for field, value in found.items())
 
     def _state_pages(self) -> Iterator[tuple[Sequence[Any], ...]]:
         """The columns of the table, a page at a time."""
