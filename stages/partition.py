@@ -392,15 +392,15 @@ class PartitionOwner:
 
     def _as_before(self) -> Bounds:
         """For what has effects that stand: it has run together before, and none of it has killed its worker."""
-        return Bounds(1, lambda: False, is_whole=bool(self._context.kernel.foreign))
+        return Bounds(1, lambda: False, is_whole=bool(self._context.kernel.carried))
 
     def _bounds(self, started: float) -> Bounds:
         """A step is cut short when it takes as long as a whole slice, twice what it was planned for.
 
-        A call of a foreign operator costs much the same for one record as for a batch.
+        A call of an operator that the carrier runs costs much the same for one record as for a batch.
         """
         latest = started + self._context.plan.limits.slice_seconds
-        if self._context.kernel.foreign:
+        if self._context.kernel.carried:
             return Bounds(1, lambda: self._clock() >= latest, is_whole=True)
         outputs = self._context.plan.limits.step_outputs
         return Bounds(self._pace.part(), lambda: self._clock() >= latest, outputs=outputs)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from pipeline.records import Batch, Timer
 
 Runner: TypeAlias = Callable[[Batch], Batch]
-"""Runs a foreign operator over a batch: its outputs, in order. The carriers have them, since the kernel is pure.
+"""Runs a carried operator over a batch: its outputs, in order. The carriers have them, since the kernel is pure.
 Raises ProgramError, EncodingError or OperatorError for what a record may be the reason of; anything else ends the step.
 """
 
