@@ -7,16 +7,25 @@ import threading
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import Pipeline, fail, read, write
+from pipeline.cli.exits import Exit
+from pipeline.cli.main import run_command
 from pipeline.errors import EncodingError, EnvironmentFault, FrameError, PipelineError
 from pipeline.graph import Transform
 from pipeline.kernel.faults import OperatorError
+from pipeline.loader import load_graph
+from pipeline.plan import compile_plan
 from pipeline.records import Batch
 from pipeline.schemas import parse_schema
+from pipeline.settings import Limits
+from pipeline.store.connection import connect
+from pipeline.store.jobs import JobStore
+from pipeline.store.scripts import Scripts
 from tests.e2e.chaos import wait_until
 from tests.runtime.harness import HandClock, LocalJob
 
@@ -285,6 +294,66 @@ def check_away(port: int) -> None:
     wait_until(lambda: not transforms.is_ready() and "does not answer" in transforms.waits_for, "it has asked", 60.0)
 
     assert not transforms.is_ready()
+
+
+# commands
+
+FLOW = """
+from pipeline import Pipeline, read, write
+
+flow = Pipeline("frames")
+stream = flow.source(read.iterable([{"n": 1}]), name="in").transform(lambda frame: frame, schema="n long", name="op")
+stream.sink(write.jsonl("out"), name="out")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "code", "words"),
+    [
+        (("--engine", "spark", "--stream"), {}, Exit.USAGE, "a streaming query, whose tasks hold no session,"),
+        (
+            ("--autoscale", "1..2", "--burst-behind", "60"),
+            {},
+            Exit.USAGE,
+            "a burst, whose tasks hold no session, cannot",
+        ),
+        ((), {"CELERIAC_SPARK_REMOTE": "host:15002"}, Exit.USAGE, "'host:15002' is no Connect server"),
+    ],
+)
+def test_a_run_that_cannot_be_is_told_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    code: Exit,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "flow.py").write_text(FLOW)
+
+    found = run_command(["run", "flow.py", *arguments])
+
+    said = capsys.readouterr().err
+    assert (found, words in said) == (code, True), said
+    assert [path.name for path in tmp_path.iterdir()] == ["flow.py"]
+
+
+def test_a_worker_or_a_burst_on_spark_refuses_the_job(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CELERIAC_REDIS", redis_url)
+    (tmp_path / "flow.py").write_text(FLOW)
+    flow = load_graph("flow.py")
+    jobs = JobStore(Scripts(connect(redis_url)))
+    jobs.create("j", compile_plan(flow, 1, Limits()))
+
+    for command in (["worker", "j", "flow.py", "--engine", "spark"], ["burst", "j", "flow.py", "--dry-run"]):
+        assert run_command(command) == Exit.USAGE
+        assert "operator 'op' works on DataFrames, and a streaming query, whose tasks" in capsys.readouterr().err
 
 
 # in bulk
