@@ -242,6 +242,32 @@ def test_a_worker_waits_for_spark_without_a_record_in_hand(spark: Any, redis_url
         assert [value for _, value in job.outputs["out"]] == [{"third": n // 3} for n in range(12) if n // 3 % 2 == 0]
 
 
+def test_a_worker_of_other_stages_makes_no_session(redis_url: str) -> None:
+    asked = threading.Event()
+
+    def opener() -> Any:
+        asked.set()
+        raise EnvironmentFault("there is no Spark here")
+
+    flow = Pipeline("frames")
+    hop = flow.source(read.iterable([]), name="in").key_by(lambda row: row["n"], name="by").last(name="last")
+    other = flow.source(read.iterable([]), name="other")
+    hop.union(other, name="both").transform(same, schema="n long", name="op").sink(write.stream("out"), name="out")
+    counted = other.key_by(lambda row: row["n"], name="plain").last(name="plain_last")
+    counted.sink(write.stream("plain"), name="plain_out")
+    with LocalJob(redis_url, flow, partitions=1, transforms=transforms_of(flow, opener)) as job:
+        needing = {stage.index for stage in job.plan.stages if "op" in stage.nodes}
+        assert {job.plan.stage(index).name for index in needing} == {"by", "other"}
+        job.assign(places=[place for place in job.places if place[0] not in needing])
+        job.send([{"n": 1}])
+        job.run_until_idle()
+
+        assert not asked.is_set()
+
+        job.assign(places=[place for place in job.places if place[0] in needing])
+        wait_until(asked.is_set, "the session is made")
+
+
 def test_a_record_that_fails_is_a_dead_letter_and_all_others_count(spark: Any, redis_url: str) -> None:
     flow = a_flow(thirds)
     transforms = transforms_of(flow, lambda: spark)
