@@ -124,7 +124,7 @@ def test_history_of_frames_in_bulk_and_then_live_gives_what_live_alone_gives(
 ) -> None:
     from pipeline.spark.transforms import Transforms
 
-    values, cut = FRAMES.drawn(1), 25
+    values, cut = FRAMES.drawn(1), 15
     pipeline = FRAMES.pipeline(values)
     transforms = Transforms(pipeline.graph().nodes, opener=lambda: spark)
     wait_until(transforms.is_ready, "Spark is there", 120.0)
