@@ -35,7 +35,7 @@ def job_of(demands: Demands, names: list[str], now_ms: int = 1_000_000) -> JobFa
     return a_job(parts, workers_of(demands, names), now_ms=now_ms)
 
 
-def moves_of(demands: Demands, names: list[str], rounds: int = 90) -> list[Move]:
+def moves_of(demands: Demands, names: list[str], rounds: int = 45) -> list[Move]:
     """What one leader does in so many rounds, five seconds apart; what it asks for is done at once."""
     outlook, done, now_ms = Outlook(), [], 1_000_000
     demands = dict(demands)
@@ -120,7 +120,8 @@ def test_a_fixed_load_settles_within_few_moves_and_no_partition_moves_back(loads
     for move in moves:
         assert (move.place, move.worker) not in seen, "it came back"
         seen.add((move.place, move.worker))
-    assert moves == moves_of(demands, names)  # the same facts lead to the same moves
+    again = moves_of(demands, names, rounds=15)
+    assert moves[: len(again)] == again  # the same facts lead to the same moves
 
 
 @given(LOADS)

@@ -40,7 +40,7 @@ def test_what_only_one_side_has_is_waited_for_as_long_as_there_is_room() -> None
     comparison = Comparison(ROOM)
     give(comparison, Side.LIVE, counted("dropped", 100))
 
-    for start in range(0, 40 * GRACE, GRACE):
+    for start in range(0, 12 * GRACE, GRACE):
         give(comparison, Side.LIVE, counted("dropped", GRACE, start))
         for side in Side:
             give(comparison, side, counted("kept", GRACE, start))
@@ -48,8 +48,8 @@ def test_what_only_one_side_has_is_waited_for_as_long_as_there_is_room() -> None
 
     assert comparison.different > 0
     comparison.settle()
-    assert (comparison.different, comparison.waiting, comparison.held_bytes) == (100 + 40 * GRACE, 0, 0)
-    assert comparison.tallies["out"].equal == 40 * GRACE
+    assert (comparison.different, comparison.waiting, comparison.held_bytes) == (100 + 12 * GRACE, 0, 0)
+    assert comparison.tallies["out"].equal == 12 * GRACE
 
 
 def test_other_values_of_a_key_are_told_while_a_result_of_another_key_still_waits() -> None:
