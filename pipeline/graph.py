@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.policies import GIVE_UP, ErrorPolicy
 from pipeline.pools import POOL
+from pipeline.schemas import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,20 @@ class External:
 
 
 @dataclass(frozen=True, slots=True)
+class Transform:
+    """A function of Spark DataFrames on a stream without keys; see `pipeline.spark.transforms`.
+
+    columns: those of the frame that fn gets; a record is a dict of them. batch: the most records in one frame.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any], Any]
+    columns: tuple[Column, ...]
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Union:
     """All records of its inputs, unkeyed; order holds within each input only."""
 
@@ -157,7 +172,7 @@ class Sink:
     key_field: str | None
 
 
-Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | External | Union | Sink
+Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | External | Transform | Union | Sink
 
 
 @dataclass(frozen=True, slots=True)

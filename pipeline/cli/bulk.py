@@ -287,7 +287,7 @@ def _printers(plan: Plan, screen: Screen) -> dict[str, Callable[[Batch], None]]:
 def result_lines(result: BulkResult) -> list[str]:
     """The summary at the end: what each stage did, and where the results are."""
     stages = list(zip(result.plan.stages, result.stages, strict=True))
-    read = sum(counts.taken for stage, counts in stages if not stage.keyed)
+    read = sum(counts.taken for stage, counts in stages if not stage.upstream)
     lines = [f"run {result.job} finished", f"  read: {_count(read, 'record')}"]
     for stage, counts in stages:
         line = f"  stage {stage.name}: in {counts.taken:,}, out {counts.emitted:,}"

@@ -135,7 +135,7 @@ def check_burst(scripts: Scripts, job: str, target: str, stage: str | None, numb
     what the job has not.
     """
     record = JobStore(scripts).read(job)
-    check_work(scripts, record, target)
+    check_work(scripts, record, target, on_spark=True)
     check_code(VersionStore(scripts).rollout(job), "", target)
     if stage is None:
         return

@@ -20,10 +20,10 @@ from pipeline.errors import JobStateError, PipelineError
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import WORKING
 from pipeline.loader import load_graph
+from pipeline.needs import find_needs, refuse_frames
 from pipeline.nodes import NO_NAME, NODE_NAME, free_name, is_in_use
 from pipeline.plan import fingerprint
 from pipeline.pools import POOL
-from pipeline.programs.checking import find_programs
 from pipeline.store.connection import check_server, connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.permissions import check_permissions
@@ -101,7 +101,7 @@ def worker(
     scripts = Scripts(connect(redis_url))
     store = JobStore(scripts)
     record = store.read(job)
-    check_work(scripts, record, target)
+    check_work(scripts, record, target, on_spark=is_spark or offers_bursts)
     check_pool(record.plan, pool)
     name = chosen_name(lambda: store.facts(job), node)
     count = 1 if is_spark else workers or len(os.sched_getaffinity(0))
@@ -129,8 +129,8 @@ def worker(
     )
 
 
-def check_work(scripts: Scripts, record: JobRecord, target: str) -> None:
-    """Whether this process can work at the job by that file, on this machine.
+def check_work(scripts: Scripts, record: JobRecord, target: str, *, on_spark: bool = False) -> None:
+    """Whether this process can work at the job by that file, on this machine; with `on_spark` by tasks of Spark.
 
     Raises JobStateError when the job does not work, PipelineError for another file, EnvironmentFault, StoreError.
     """
@@ -142,7 +142,9 @@ def check_work(scripts: Scripts, record: JobRecord, target: str) -> None:
             f"{target} is not the pipeline that job {record.job!r} was started with",
             hint="give the file that it was run with",
         )
-    find_programs(graph.nodes)
+    if on_spark:
+        refuse_frames(graph.nodes, "a streaming query, whose tasks hold no session,")
+    find_needs(graph.nodes)
     check_server(scripts.client)
     check_permissions(scripts.client)
 

@@ -26,8 +26,9 @@ from pipeline.spark.bulk.engine import BulkOptions, BulkRun
 from pipeline.spark.bulk.handover import handed_over
 from pipeline.spark.bulk.sources import open_sources
 from pipeline.store.senders import FeedAddress
-from tests.conformance.cases import CASES, Case
+from tests.conformance.cases import CASES, FRAMES, Case
 from tests.conformance.engines import Results, keyed_streams, run_live
+from tests.e2e.chaos import wait_until
 from tests.runtime.harness import LocalJob
 
 pytestmark = pytest.mark.timeout(600)
@@ -58,10 +59,17 @@ def taker(found: Results, stream: str) -> Any:
 
 
 def rest_live(
-    redis_url: str, pipeline: Pipeline, partitions: int, savepoint: Savepoint, rest: Sequence[Any], done: int
+    redis_url: str,
+    pipeline: Pipeline,
+    partitions: int,
+    savepoint: Savepoint,
+    rest: Sequence[Any],
+    done: int,
+    transforms: Any = None,
 ) -> Results:
     """The records behind the cut, live, by the sender whose records before it were read on Spark."""
-    with LocalJob(redis_url, pipeline, partitions=partitions, job="k", savepoint=savepoint) as job:
+    given = {"partitions": partitions, "savepoint": savepoint, "transforms": transforms}
+    with LocalJob(redis_url, pipeline, job="k", **given) as job:
         job.assign()
         assert job.lane(ITERABLE_SPLIT).taken == done
         job.send(rest, ITERABLE_SPLIT, entry_records=37)
@@ -109,6 +117,26 @@ def test_history_on_spark_and_then_live_gives_what_live_alone_gives(
     after = rest_live(redis_url, pipeline, others, savepoint, values[cut:], cut)
 
     assert_together(case, values, before, after, whole)
+
+
+def test_history_of_frames_in_bulk_and_then_live_gives_what_live_alone_gives(
+    spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    from pipeline.spark.transforms import Transforms
+
+    values, cut = FRAMES.drawn(1), 15
+    pipeline = FRAMES.pipeline(values)
+    transforms = Transforms(pipeline.graph().nodes, opener=lambda: spark)
+    wait_until(transforms.is_ready, "Spark is there", 120.0)
+    whole = run_live(redis_url, pipeline, values, FRAMES.partitions, transforms)
+
+    before, savepoint = backfill(spark, pipeline, FRAMES.partitions, cut, tmp_path)
+    after = rest_live(redis_url, pipeline, 3, savepoint, values[cut:], cut, transforms)
+
+    assert_together(FRAMES, values, before, after, whole)
+    bad = [value["n"] == "bad" for value in values]
+    assert 0 < sum(bad[:cut]) < sum(bad) == len(whole.letters)
+    assert {len(whole.outputs[name]) > 0 for name in ("copies", "renamed", "sums")} == {True}
 
 
 @pytest.mark.parametrize("case", SEAMS, ids=lambda case: case.name)

@@ -13,13 +13,16 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from pipeline.codec import decode_batch, encode_batch
 from pipeline.errors import RecordFailed
+from pipeline.graph import Transform
 from pipeline.kernel.stage import StageKernel
 from pipeline.plan import Plan, StagePlan
 from pipeline.programs.runners import Programs
 from pipeline.records import Batch, Timer
+from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
 from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
 from pipeline.spark.bulk.faults import told
@@ -40,6 +43,8 @@ from pipeline.spark.bulk.rows import (
     rows_of,
 )
 from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
+from pipeline.spark.frames import FrameColumns, refuse_times
+from pipeline.spark.frames import rows_of as records_of
 
 _STEP_RECORDS: Final = 4_000
 _STEP_BYTES: Final = 1 << 20
@@ -138,6 +143,51 @@ class KeyedTask:
                 others.pass_on(row)
 
 
+@dataclass(frozen=True)
+class UnpackTask:
+    """Makes columns for a DataFrame operator of the records for it, which were looked at when they were given."""
+
+    columns: tuple[Column, ...]
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with told():
+            columns = FrameColumns(self.columns)
+            for batch in batches:
+                for payload in batch.column("payload").to_pylist():
+                    yield from columns.table(decode_batch(payload).values).to_batches()
+
+
+@dataclass(frozen=True)
+class FrameTask:
+    """What is behind a DataFrame operator, over a share of the rows that it has made."""
+
+    task: StageTask
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        with told(), ExitStack() as stack:
+            work = _Work(self.task, context.partitionId(), stack)
+            for table in _tables(batches):
+                batch = Batch(records_of(table))
+                yield from work.run(batch, [encode_batch(batch)])
+            yield from work.finish()
+
+
+def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Consecutive rows that are run together, bounded in number and bytes: Spark hands them over in small parts."""
+    parts: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        parts.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _STEP_RECORDS or size >= _STEP_BYTES:
+            yield pa.Table.from_batches(parts)
+            parts, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(parts)
+
+
 def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
     """Consecutive payloads that are run together: alike in their columns, and bounded in number and bytes."""
     whole: Batch | None = None
@@ -158,6 +208,20 @@ def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
         yield whole, payloads
 
 
+class _Fitting:
+    """In the place of a DataFrame operator, which the driver runs: refuses records that are none of its columns."""
+
+    def __init__(self, node: Transform) -> None:
+        self._node = node
+        self._columns = FrameColumns(node.columns)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Raises EncodingError for a record, PipelineError for a stream with event times."""
+        refuse_times(self._node, batch)
+        self._columns.table(batch.values)
+        return Batch(batch.values)
+
+
 class _Work:
     """One task at work. What it opens is closed by the stack, whatever happens."""
 
@@ -165,7 +229,8 @@ class _Work:
         graph = stack.enter_context(task.definition.opened(task.job))
         programs = Programs(graph.nodes)
         stack.callback(programs.close)
-        kernel = StageKernel(graph, task.stage, programs.runners)
+        fittings = {node.name: _Fitting(node) for node in graph.nodes if isinstance(node, Transform)}
+        kernel = StageKernel(graph, task.stage, {**programs.runners, **fittings})
         sinks = [sink for sink in task.plan.sinks if sink.name in task.stage.sinks and sink.name not in task.handed]
         self._files = TaskFiles(task.job, sinks, task.index, partition)
         stack.callback(self._files.close)

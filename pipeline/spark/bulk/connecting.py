@@ -83,7 +83,8 @@ def tuned(session: SparkSession) -> Iterator[None]:
                     session.conf.set(name, old)
 
 
-def _remote_session(remote: str) -> SparkSession:
+def check_remote(remote: str) -> None:
+    """Raises PipelineError for an address that cannot be one, EnvironmentFault when something is not installed."""
     parts = urlsplit(remote)
     if parts.scheme != "sc" or not parts.hostname:
         raise PipelineError(f"{_shown(remote)!r} is no Connect server", hint="give sc://host:15002")
@@ -92,6 +93,11 @@ def _remote_session(remote: str) -> SparkSession:
         raise EnvironmentFault(
             f"Spark Connect needs {', '.join(missing)}, which is not installed", hint="pip install 'celeriac[connect]'"
         )
+
+
+def _remote_session(remote: str) -> SparkSession:
+    check_remote(remote)
+    parts = urlsplit(remote)
     if not _answers(f"{parts.hostname}:{parts.port or 15002}"):
         raise EnvironmentFault(
             f"the Connect server {_shown(remote)} does not answer", hint="start it, or correct the address of --remote"

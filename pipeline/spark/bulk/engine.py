@@ -39,7 +39,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.api import Pipeline
 from pipeline.errors import EnvironmentFault, PipelineError, RecordFailed
-from pipeline.graph import Graph
+from pipeline.graph import Graph, Source, Transform
 from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, compile_plan
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, file_sinks
@@ -242,7 +242,8 @@ class BulkRun:
         if not self.options.partitions:
             self.plan = self._compiled(default_partitions(session))
         tasks = {stage.index: self._task(stage) for stage in self.plan.stages}
-        frames = Frames(session, self.plan, tasks, self._portions, self._scratch)
+        transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
+        frames = Frames(session, self.plan, tasks, self._portions, self._scratch, transforms)
         with tuned(session):
             for stage in self.plan.stages:
                 folder = frames.compute(stage)
@@ -252,7 +253,7 @@ class BulkRun:
                         on_stage(stage)
 
     def _compiled(self, partitions: int) -> Plan:
-        plan = compile_plan(self.graph, partitions, self.options.limits)
+        plan = compile_plan(self.graph, partitions, self.options.limits, cuts_frames=True)
         folder = self.options.results
         return plan if folder is None else structs.replace(plan, sinks=tuple(_redirected(plan.sinks, folder)))
 
@@ -262,7 +263,7 @@ class BulkRun:
             check_sources(self.graph)
             return frozenset()
         followed = followed_sources(self.graph)
-        sources = frozenset(stage.name for stage in self.plan.stages if not stage.keyed)
+        sources = frozenset(node.name for node in self.graph.nodes if isinstance(node, Source))
         if followed == sources:
             raise PipelineError(
                 f"there is no history to read: {', '.join(sorted(sources))} can be read live only",

@@ -39,9 +39,10 @@ class BulkEncoder:
     def __init__(self, plan: Plan, stage: StagePlan, partition: int, handed: Collection[str]) -> None:
         self._limits = plan.limits
         self._partition = partition
-        self._routers = {edge: Router(plan.stage(to).serving) for edge, to in stage.exchanges.items()}
+        into = {edge: plan.stage(to) for edge, to in stage.exchanges.items()}
+        self._routers = {edge: Router(to.serving) for edge, to in into.items() if to.keyed}
         self._sinks = {sink.name: sink for sink in plan.sinks if sink.name in stage.sinks}
-        self._handed = frozenset(handed)
+        self._here = frozenset(handed).union(edge for edge, to in into.items() if not to.keyed)
 
     def encode(self, step: Step, state: State) -> Encoded:
         """Raises EncodingError for what cannot be stored: an output, a line of a file, or the state of a key."""
@@ -51,7 +52,7 @@ class BulkEncoder:
             if edge in self._routers:
                 for number, part in self._routers[edge].split(batch).items():
                     found.rows += [(edge, number, *entry) for entry in payloads(part, self._limits)]
-            elif edge in self._handed:
+            elif edge in self._here:
                 found.rows += [(edge, self._partition, *entry) for entry in payloads(batch, self._limits)]
             else:
                 found.lines[edge] = (encode_rows(self._sinks[edge], batch), len(batch))
