@@ -28,7 +28,7 @@ if j[3] ~= server then return {-6} end
 if j[4] then return {-8} end
 for i = 1, metas do
   local m = call('HMGET', KEYS[5 + i], 'head', 'sub', 'pos', 'rec', 'done', 'switch')
-  found = no_number(KEYS[5 + i], {'head', 'sub', 'rec'}, m)
+  found = no_number(KEYS[5 + i], {'head', 'sub', 'rec'}, {m[1], m[2], m[4]})
   if found then return refusal(found) end
   if m[5] and i <= own then return {-7} end
   local last = int(tonumber(m[1] or 0) + 1) .. '-' .. (m[2] or '0')
