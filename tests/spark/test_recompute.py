@@ -1,0 +1,283 @@
+"""`celeriac backfill --job` with Spark: files that were read, and files that grow, up to just where the job stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.main import run_command
+from pipeline.graph import Graph
+from pipeline.lifecycle import JobState
+from pipeline.loader import load_graph
+from pipeline.sources.following import Following
+from pipeline.sources.layout import open_files
+from pipeline.sources.local import read_locally
+from pipeline.sources.opening import open_source
+from pipeline.spark.bulk.recompute import SparkRecompute
+from pipeline.store.senders import FeedAddress
+from tests.runtime.harness import LocalJob
+
+pytestmark = pytest.mark.timeout(300)
+
+FLOW = """
+from pathlib import Path
+
+from pipeline import Pipeline, count, read, write
+
+FLAG = Path("broken").absolute()
+
+
+def worth(row):
+    return row["n"] * (10 if FLAG.exists() and row["k"] in FLAG.read_text().split() else 1)
+
+
+flow = Pipeline("balances")
+old = flow.source(read.json("old"), name="old")
+live = flow.source(read.json("live.jsonl*", follow=True), name="live")
+rows = old.union(live, name="rows").filter(lambda row: row["n"] != 13, name="lucky")
+by_key = rows.key_by(lambda row: row["k"], name="hop").key_by(lambda row: row["k"], name="by_key")
+total = by_key.map(worth, name="worth").reduce(lambda one, other: one + other, name="total")
+total.sink(write.stream("out"), name="running")
+total.last(name="last").sink(write.jsonl("end"), name="end")
+rows.key_by(lambda row: row["n"] % 3, name="by_rest").aggregate(count(), name="counts").sink(write.stream("counts"), name="counted")
+"""
+
+SENT_BY_APPLICATIONS = """
+from pipeline import Pipeline, count, read, write
+
+flow = Pipeline("sent")
+flow.source(read.producer(), name="in").key_by(lambda v: v, name="by").aggregate(count(), name="counts").sink(
+    write.stream("out"), name="out"
+)
+"""
+
+KEYS = [f"k{number}" for number in range(6)]
+WRONG = ["k1", "k4"]
+
+
+class FileFlow:
+    """The pipeline of a file, for a `LocalJob`."""
+
+    def graph(self) -> Graph:
+        return load_graph("flow.py")
+
+
+class Story:
+    """A job that has read the old files and what there is of the growing one, wrong for some keys."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self.job = job
+        self.rows: list[dict[str, Any]] = []
+        job.assign()
+        Path("broken").write_text(" ".join(WRONG))
+        Path("old").mkdir()
+        for number in range(2):
+            text = "".join(json.dumps(row) + "\n" for row in self.some(10 * number, 10))
+            Path(f"old/{number}.jsonl").write_text(text + ("this is no JSON\n" if number else ""))
+        graph = load_graph("flow.py")
+        specs = {node.name: node.spec for node in graph.nodes if hasattr(node, "spec")}
+        read_locally(open_files(specs["old"]), FeedAddress(job.url, "j", "old", 0.0))
+        feed = FeedAddress(job.url, "j", "live", 0.0).open()
+        self.feeder = Following(open_source(specs["live"], feed), feed)
+        self.grow(100, 20)
+        Path("broken").unlink()
+
+    def some(self, first: int, count: int) -> list[dict[str, Any]]:
+        rows = [{"k": key, "n": number} for number in range(first, first + count) for key in KEYS]
+        self.rows += rows
+        return rows
+
+    def grow(self, first: int, count: int, name: str = "live.jsonl") -> None:
+        """The file grows, and all of it is processed."""
+        with open(name, "a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.some(first, count))
+        taken = lambda: sum(part.taken for part in self.job.jobs.facts("j").partitions if part.stage == 1)  # noqa: E731
+        goal = taken() + len(KEYS) * count
+        while taken() < goal:
+            self.feeder._look_at = 0.0
+            for strand in self.feeder._strands.values():
+                strand.due_at = 0.0
+            self.feeder.round()
+            self.job.look()
+            self.job.run_until_idle()
+
+    def right(self) -> dict[str, int]:
+        totals = dict.fromkeys(KEYS, 0)
+        for row in self.rows:
+            totals[row["k"]] += row["n"] if row["n"] != 13 else 0
+        return totals
+
+    def totals(self) -> dict[str, int]:
+        stage = next(stage.index for stage in self.job.plan.stages if stage.name == "by_key")
+        return {key: value for (operator, key), value in self.job.state(stage).items() if operator == "total"}
+
+    def assert_right(self) -> None:
+        stages = {stage.name: stage.index for stage in self.job.plan.stages}
+        right = self.right()
+        assert self.job.state(stages["by_key"]) == {
+            (name, key): right[key] for key in KEYS for name in ("total", "last")
+        }
+        counts = self.job.state(stages["by_rest"])
+        assert sum(counts.values()) == sum(row["n"] != 13 for row in self.rows)
+        assert self.job.jobs.read("j").paused == {}
+
+
+@pytest.fixture
+def story(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    monkeypatch.chdir(tmp_path)
+    Path("flow.py").write_text(FLOW)
+    with LocalJob(redis_url, FileFlow(), partitions=3) as job:  # type: ignore[arg-type]
+        yield Story(job)
+
+
+def backfill(story: Story, *arguments: str) -> int:
+    given = ["backfill", "flow.py", "--job", "j", "--redis", story.job.url, "--partitions", "2", *arguments]
+    return run_command(given)
+
+
+def between(monkeypatch: pytest.MonkeyPatch, call: Callable[[int], None]) -> list[int]:
+    """What happens behind each of its calls."""
+    compute, calls = SparkRecompute.__call__, list[int]()
+
+    def called(self: SparkRecompute, given: Any) -> Any:
+        found = compute(self, given)
+        calls.append(found.records)
+        call(len(calls))
+        return found
+
+    monkeypatch.setattr(SparkRecompute, "__call__", called)
+    return calls
+
+
+def test_the_state_of_some_keys_is_that_of_the_files_while_these_grow(
+    spark: Any,  # noqa: ARG001 - the command takes it
+    story: Story,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def grow(call: int) -> None:
+        if call == 1:
+            Path("live.jsonl").rename("live.jsonl.1")  # it is rotated, too
+            story.grow(200, 3, "live.jsonl.1")
+            story.grow(300, 4, "live.jsonl")
+
+    wrong = story.totals()
+    assert {key for key, total in story.right().items() if wrong[key] != total} == set(WRONG)
+    Path("keys.txt").write_text('k1\n"k4"\n\nk0\nnobody\n')
+    read = between(monkeypatch, grow)
+
+    code = backfill(story, "--keys", "keys.txt", "--operator", "total")
+
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert read == [241, 42]
+    assert (
+        "stage by_key: the state of these keys is what 283 records of history give: 2 changed, 1 as before,"
+        " 1 without any state, before and now" in said
+    )
+    story.job.look()
+    story.assert_right()
+    story.grow(400, 2)
+    story.assert_right()
+    assert [past.about.change for past in story.job.jobs.read("j").operations] == [
+        "backfill of 4 keys of by_key by flow.py"
+    ]
+
+
+def test_keys_are_chosen_by_sql_over_the_state_and_what_is_wrong_sql_is_said(
+    spark: Any,  # noqa: ARG001
+    story: Story,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = story.totals()
+    limit = max(story.right().values())
+
+    for condition in ("valu > 3", "value >"):
+        assert backfill(story, "--where", condition, "--operator", "total") == 2
+        assert "error: --where: " in capsys.readouterr().err
+    assert backfill(story, "--where", "operator = 'none'", "--operator", "total") == 0
+    assert "no key of stage by_key is meant: nothing to do" in capsys.readouterr().err
+    assert story.totals() == wrong
+
+    assert backfill(story, "--where", f"operator = 'total' and value > {limit}", "--operator", "last") == 0
+    assert "2 changed" in capsys.readouterr().err
+    story.job.look()
+    story.assert_right()
+
+
+def test_files_that_are_not_as_they_were_are_named_and_nothing_is_changed(
+    spark: Any,  # noqa: ARG001
+    story: Story,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong, arguments = story.totals(), ("--keys", "keys.txt", "--operator", "total")
+    Path("keys.txt").write_text("k1")
+
+    old = Path("old/0.jsonl").rename("old-0")
+    assert backfill(story, *arguments) == 3
+    assert "what the job has read is not there as it was: 0.jsonl@0-" in capsys.readouterr().err
+    old.rename("old/0.jsonl")
+
+    lines = Path("live.jsonl").read_text()
+    Path("live.jsonl").write_text(lines[:-20])
+    assert backfill(story, *arguments) == 3
+    assert "live.jsonl*: what the job has read is not there as it was" in capsys.readouterr().err
+    middle = lines.index("\n", len(lines) // 2)
+    Path("live.jsonl").write_text(lines[:middle] + " " + lines[middle + 1 :])  # the marks at both ends do not see it
+    assert backfill(story, *arguments) == 3
+    assert "does not hold any more what was read of it" in capsys.readouterr().err
+
+    assert story.totals() == wrong
+    assert story.job.jobs.read("j").paused == {}
+    Path("live.jsonl").write_text(lines)
+    assert backfill(story, *arguments) == 0
+
+
+def test_what_cannot_be_is_said_before_spark_starts(
+    story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("pipeline.spark.bulk.engine.open_session", never)
+    Path("keys.txt").write_text("k1")
+    Path("none.txt").write_text("\n \n")
+    Path("wrong.txt").write_text("k1\n[1.5]\n")
+
+    def refused(*arguments: str) -> str:
+        assert backfill(story, *arguments) == 2
+        return capsys.readouterr().err
+
+    assert "--job needs --keys FILE or --where SQL" in refused()
+    assert "--job needs --keys FILE or --where SQL" in refused("--keys", "keys.txt", "--where", "true")
+    assert "'gone.txt' does not exist" in refused("--keys", "gone.txt")
+    assert "--keys none.txt: there is no key in it" in refused("--keys", "none.txt")
+    assert "--keys wrong.txt, line 2" in refused("--keys", "wrong.txt")
+    assert "several stages with state: total (by_key)" in refused("--keys", "keys.txt")
+    assert "has no stage 'nobody'" in refused("--keys", "keys.txt", "--operator", "nobody")
+    assert "--until makes no sense with --job" in refused("--keys", "keys.txt", "--until", "old=3")
+    assert run_command(["backfill", "flow.py", "--keys", "keys.txt"]) == 2
+    assert "--keys goes with --job" in capsys.readouterr().err
+
+    Path("flow.py").write_text(FLOW.replace('name="worth"', 'name="other"'))
+    assert "is not the pipeline that job 'j' was started with" in refused("--keys", "keys.txt", "--operator", "total")
+    Path("flow.py").write_text(FLOW)
+    story.job.jobs.transition("j", JobState.CANCELLED)
+    assert "job 'j' is cancelled: only state of a running job" in refused("--keys", "keys.txt", "--operator", "total")
+
+
+def test_what_applications_have_sent_cannot_be_read_again(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("flow.py").write_text(SENT_BY_APPLICATIONS)
+    Path("keys.txt").write_text("k1")
+    with LocalJob(redis_url, FileFlow()) as job:  # type: ignore[arg-type]
+        code = run_command(["backfill", "flow.py", "--job", "j", "--redis", job.url, "--keys", "keys.txt"])
+
+    assert code == 2
+    assert "records of in reach the stage by, and only what is in files can be read again" in capsys.readouterr().err
