@@ -46,7 +46,7 @@ RENEW_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Keys of a file, or those with state of which a condition holds. operator: one of the stage, if there are several."""
+    """Keys of a file, or those with state of which a condition holds. operator: of their stage."""
 
     path: Path | None
     condition: str | None

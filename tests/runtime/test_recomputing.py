@@ -27,9 +27,9 @@ from pipeline.errors import (
 from pipeline.facts import JobFacts
 from pipeline.lifecycle import JobState
 from pipeline.operations import About, Claim, Phase
-from pipeline.records import MAX_TIME, Batch, Timer
 from pipeline.recomputing.computed import Computed, Given
 from pipeline.recomputing.course import Course, Swapped, Wanted
+from pipeline.records import MAX_TIME, Batch, Timer
 from pipeline.savepoints.export import take_savepoint
 from pipeline.savepoints.places import LocalPlace
 from pipeline.savepoints.reading import Savepoint
@@ -400,7 +400,7 @@ def test_a_source_that_was_paused_before_stays_paused(story: Story) -> None:
 def test_a_command_that_was_taken_for_gone_changes_nothing(story: Story) -> None:
     wrong = story.totals()
 
-    def between(call: int) -> None:
+    def between(_: int) -> None:
         story.job.client.hset(keys.operation("j"), "until", 1)
         story.undertake(Scripts(story.job.client))
 
@@ -432,7 +432,7 @@ def test_a_savepoint_holds_the_state_before_the_swap_or_behind_it_and_none_is_cu
         take_savepoint(scripts, story.facts().record, place, name)
         return totals_in(place, name)
 
-    def between(call: int) -> None:
+    def between(_: int) -> None:
         with pytest.raises(Busy, match="backfill of 3 keys of by_key") as error:
             take("during")
         refused.append(str(error.value))

@@ -43,7 +43,8 @@ by_key = rows.key_by(lambda row: row["k"], name="hop").key_by(lambda row: row["k
 total = by_key.map(worth, name="worth").reduce(lambda one, other: one + other, name="total")
 total.sink(write.stream("out"), name="running")
 total.last(name="last").sink(write.jsonl("end"), name="end")
-rows.key_by(lambda row: row["n"] % 3, name="by_rest").aggregate(count(), name="counts").sink(write.stream("counts"), name="counted")
+rests = rows.key_by(lambda row: row["n"] % 3, name="by_rest").aggregate(count(), name="counts")
+rests.sink(write.stream("counts"), name="counted")
 """
 
 SENT_BY_APPLICATIONS = """

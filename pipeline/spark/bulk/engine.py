@@ -55,8 +55,9 @@ from pipeline.spark.bulk.connecting import default_partitions, open_session, tun
 from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
-from pipeline.spark.bulk.faults import translated, words_of
+from pipeline.spark.bulk.faults import TaskFault, translated, words_of
 from pipeline.spark.bulk.frames import Frames
+from pipeline.spark.bulk.here import FramesHere
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.output import Selected
@@ -210,6 +211,18 @@ class BulkRun:
             raise translated(error) or EnvironmentFault(
                 f"Spark failed: {words_of(error)}", hint="its log says more; --debug shows the whole message"
             ) from error
+        self.facts = read_facts(list(self._folders.values()))
+        self._check_letters()
+
+    def compute_here(self) -> None:
+        """As `compute`, in this process and thread: for few records, with `keeps_state` and a number of partitions."""
+        wanted = self._wanted()
+        tasks = {stage.index: self._task(stage) for stage in wanted}
+        frames = FramesHere(self.plan, tasks, self._portions, self._scratch)
+        try:
+            self._folders = {stage.index: frames.compute(stage) for stage in wanted}
+        except TaskFault as error:
+            raise translated(error) or error from error
         self.facts = read_facts(list(self._folders.values()))
         self._check_letters()
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pyspark.sql import SparkSession
 
@@ -15,9 +15,14 @@ from pipeline.graph import Graph
 from pipeline.recomputing.computed import Computed, Given, count_between
 from pipeline.spark.bulk.beginning import RunSeed
 from pipeline.spark.bulk.engine import BulkOptions, BulkRun
+from pipeline.spark.bulk.here import count_states
 from pipeline.spark.bulk.history import History
 from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.output import Selected
+
+HERE_RECORDS: Final = 20_000
+HERE_STATES: Final = 200_000
+"""What is left behind the first call is computed in this process where it is so little, with so much state before."""
 
 
 @dataclass
@@ -53,14 +58,18 @@ class SparkRecompute:
         seed = RunSeed(tuple((stage, str(folder)) for stage, folder in self._folders.items())) if self._given else None
         portions = History(self.graph).portions(given, self._given)
         options = replace(self.options, seed=seed, portions=portions, selected=self.selected)
+        records = count_between(self._given, given)
         with ExitStack() as stack:
             run = stack.enter_context(BulkRun(self.target, options, self.is_remote))
             run.prepare()
-            run.compute(self.session)
+            if seed is not None and records <= HERE_RECORDS and count_states(self._folders) <= HERE_STATES:
+                run.compute_here()
+            else:
+                run.compute(self.session)
             before, self._stack = self._stack, stack.pop_all()
         before.close()  # only now: its state was the seed
         self._folders = run.folders
-        records, self._given = count_between(self._given, given), given
+        self._given = given
         self._letters += run.facts.letters
         self._held += len(run.facts.held)
         values = {
