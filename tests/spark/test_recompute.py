@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,22 @@ from typing import Any
 import pytest
 
 from pipeline.cli.main import run_command
+from pipeline.codec import decode_batch
+from pipeline.errors import InputError
 from pipeline.graph import Graph
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
+from pipeline.recomputing.computed import Given
 from pipeline.sources.following import Following
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import read_locally
 from pipeline.sources.opening import open_source
+from pipeline.spark.bulk.history import History
 from pipeline.spark.bulk.recompute import SparkRecompute
+from pipeline.store.scripts import Scripts
 from pipeline.store.senders import FeedAddress
+from pipeline.store.swaps import SwapStore
+from tests.e2e.chaos import Site, read_rows
 from tests.runtime.harness import LocalJob
 
 pytestmark = pytest.mark.timeout(300)
@@ -106,6 +115,12 @@ class Story:
             self.job.look()
             self.job.run_until_idle()
 
+    def stand(self) -> Given:
+        """What the sources have given."""
+        stage = next(stage for stage in self.job.plan.stages if stage.name == "by_key")
+        record = self.job.jobs.read("j")
+        return SwapStore(Scripts(self.job.client), record, self.job.plan.up_to(stage.index)).stand().senders
+
     def right(self) -> dict[str, int]:
         totals = dict.fromkeys(KEYS, 0)
         for row in self.rows:
@@ -166,48 +181,30 @@ def test_the_state_of_some_keys_is_that_of_the_files_while_these_grow(
             story.grow(200, 3, "live.jsonl.1")
             story.grow(300, 4, "live.jsonl")
 
-    wrong = story.totals()
+    wrong, limit = story.totals(), max(story.right().values())
     assert {key for key, total in story.right().items() if wrong[key] != total} == set(WRONG)
-    Path("keys.txt").write_text('k1\n"k4"\n\nk0\nnobody\n')
-    read = between(monkeypatch, grow)
-
-    code = backfill(story, "--keys", "keys.txt", "--operator", "total")
-
-    said = capsys.readouterr().err
-    assert code == 0, said
-    assert read == [241, 42]
-    assert (
-        "stage by_key: the state of these keys is what 283 records of history give: 2 changed, 1 as before,"
-        " 1 without any state, before and now" in said
-    )
-    story.job.look()
-    story.assert_right()
-    story.grow(400, 2)
-    story.assert_right()
-    assert [past.about.change for past in story.job.jobs.read("j").operations] == [
-        "backfill of 4 keys of by_key by flow.py"
-    ]
-
-
-def test_keys_are_chosen_by_sql_over_the_state_and_what_is_wrong_sql_is_said(
-    spark: Any,  # noqa: ARG001
-    story: Story,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    wrong = story.totals()
-    limit = max(story.right().values())
-
     for condition in ("valu > 3", "value >"):
         assert backfill(story, "--where", condition, "--operator", "total") == 2
         assert "error: --where: " in capsys.readouterr().err
     assert backfill(story, "--where", "operator = 'none'", "--operator", "total") == 0
     assert "no key of stage by_key is meant: nothing to do" in capsys.readouterr().err
     assert story.totals() == wrong
+    read = between(monkeypatch, grow)
+    monkeypatch.setattr("pipeline.spark.bulk.recompute.HERE_RECORDS", 0)  # the rest on Spark as well
 
-    assert backfill(story, "--where", f"operator = 'total' and value > {limit}", "--operator", "last") == 0
-    assert "2 changed" in capsys.readouterr().err
+    code = backfill(story, "--where", f"operator = 'total' and value > {limit}", "--operator", "last")
+
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert read == [241, 42]
+    assert "stage by_key: the state of these keys is what 283 records of history give: 2 changed" in said
     story.job.look()
     story.assert_right()
+    story.grow(400, 2)
+    story.assert_right()
+    assert [past.about.change for past in story.job.jobs.read("j").operations] == [
+        "backfill of 2 keys of by_key by flow.py"
+    ]
 
 
 def test_files_that_are_not_as_they_were_are_named_and_nothing_is_changed(
@@ -222,20 +219,40 @@ def test_files_that_are_not_as_they_were_are_named_and_nothing_is_changed(
     assert backfill(story, *arguments) == 3
     assert "what the job has read is not there as it was: 0.jsonl@0-" in capsys.readouterr().err
     old.rename("old/0.jsonl")
-
     lines = Path("live.jsonl").read_text()
     Path("live.jsonl").write_text(lines[:-20])
     assert backfill(story, *arguments) == 3
     assert "live.jsonl*: what the job has read is not there as it was" in capsys.readouterr().err
-    middle = lines.index("\n", len(lines) // 2)
-    Path("live.jsonl").write_text(lines[:middle] + " " + lines[middle + 1 :])  # the marks at both ends do not see it
-    assert backfill(story, *arguments) == 3
-    assert "does not hold any more what was read of it" in capsys.readouterr().err
 
     assert story.totals() == wrong
     assert story.job.jobs.read("j").paused == {}
-    Path("live.jsonl").write_text(lines)
-    assert backfill(story, *arguments) == 0
+
+
+def test_a_growing_file_is_read_from_place_to_place_and_no_further(story: Story) -> None:
+    before = story.stand()
+    story.grow(200, 3)
+    lines = Path("live.jsonl").read_text()
+    portions = History(load_graph("flow.py")).portions(story.stand(), before)
+
+    def rows() -> list[Any]:
+        return [
+            value
+            for number in range(portions["live"].count)
+            for piece in portions["live"].read(number, story.job.limits)
+            for value in decode_batch(piece.payload).values
+        ]
+
+    with open("live.jsonl", "a") as file:
+        file.write('{"k": "k0", "n": 999}\n')
+    assert rows() == story.rows[-18:]
+    assert portions["old"].count == 0
+    middle = lines.rindex("\n", 0, -100)
+    Path("live.jsonl").write_text(lines[:middle] + " " + lines[middle + 1 :])  # the marks at both ends do not see it
+    with pytest.raises(InputError, match="does not hold any more what was read of it"):
+        rows()
+    Path("live.jsonl").unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        rows()
 
 
 def test_what_cannot_be_is_said_before_spark_starts(
@@ -282,3 +299,77 @@ def test_what_applications_have_sent_cannot_be_read_again(
 
     assert code == 2
     assert "records of in reach the stage by, and only what is in files can be read again" in capsys.readouterr().err
+
+
+LIVE = """
+from pathlib import Path
+
+from pipeline import Pipeline, read, write
+
+FLAG = Path("broken").absolute()
+
+
+def worth(pair):
+    return pair[1] * (10 if pair[0] in ("k1", "k4") and FLAG.exists() else 1)
+
+
+flow = Pipeline("live")
+lines = flow.source(read.json("live.jsonl", follow=True, poll_seconds=0.05), name="lines")
+by_key = lines.key_by(lambda pair: pair[0], name="hop").key_by(lambda pair: pair[0], name="by_key")
+total = by_key.map(worth, name="worth").reduce(lambda one, other: one + other, name="total")
+total.sink(write.jsonl("out"), name="out")
+"""
+
+
+def test_a_run_goes_on_with_right_state_while_its_file_grows_all_the_time(
+    spark: Any,  # noqa: ARG001
+    redis_url: str,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    site.write(LIVE)
+    monkeypatch.chdir(site.root / "work")
+    Path("broken").touch()
+    stop, written = threading.Event(), [0]
+
+    def write_on(number: int) -> None:
+        with open("live.jsonl", "a") as file:
+            for _ in range(number):
+                written[0] += 1
+                file.writelines(json.dumps([key, written[0]]) + "\n" for key in KEYS)
+
+    def grow() -> None:
+        while not stop.wait(0.02):
+            write_on(1)
+
+    write_on(300)
+    run = site.start("flow.py", "--workers", "2", "--redis", redis_url, "--job-id", "j")
+    run.wait_for_taken(3 * 300 * len(KEYS))
+    Path("broken").unlink()
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        Path("keys.txt").write_text('k1\n\n"k4"\nnobody\n')
+        code = run_command(["backfill", "flow.py", "--job", "j", "--redis", redis_url, "--keys", "keys.txt"])
+    finally:
+        stop.set()
+        writer.join()
+    write_on(20)
+    run.wait_for_taken(3 * written[0] * len(KEYS))
+    run.process.send_signal(signal.SIGINT)
+    run.finish(code=130)
+
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert "2 changed, 1 without any state, before and now" in said
+    assert "the input was held back for" in said
+    found: dict[str, list[int]] = {}
+    for row in read_rows(Path("out")):
+        found.setdefault(row["key"], []).append(row["value"])
+    clean = [number * (number + 1) // 2 for number in range(1, written[0] + 1)]
+    for key in KEYS:
+        wrong = [place for place, (one, other) in enumerate(zip(found[key], clean, strict=True)) if one != other]
+        # What was given before the swap stays as it was given; from there on all is as if nothing had been wrong.
+        assert wrong == (list(range(len(wrong))) if key in WRONG else [])
+        assert len(wrong) <= written[0] - 20
