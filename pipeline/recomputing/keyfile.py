@@ -9,7 +9,7 @@ from pipeline.errors import EncodingError, PipelineError, ReadingError
 from pipeline.keying import canonical_bytes
 from pipeline.reading.keytext import parse_key
 
-MOST_KEYS: Final = 100_000
+MOST_KEYS: Final = 50_000
 """Their state is swapped by one script, for which all else waits."""
 
 

@@ -26,6 +26,10 @@ from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import ticket
 
+MOST_VALUES: Final = 600_000
+MOST_BYTES: Final = 64 << 20
+"""Of one swap: Redis does nothing else meanwhile. It takes a million arguments."""
+
 _KEYS_AT_ONCE: Final = 1_000
 _META: Final = ("head", "sub", "pos", "rec", "token", "term", "done", "switch")
 
@@ -179,7 +183,8 @@ class SwapStore:
     def swap(self, claim: Claim, stand: Stand, new: NewState) -> Swap:
         """Where all stands as it stood then, this is the state of the keys from here on; or nothing is changed.
 
-        Raises OperationLost, JobStateError, Busy, EncodingError, UnknownJob, StoreFull, StoreError.
+        Raises OperationLost, JobStateError (also where it is too much for one script), Busy, EncodingError, UnknownJob,
+        StoreFull, StoreError.
         """
         job, index = self._job, new.stage.index
         table = first_table(new.stage.serving)
@@ -196,6 +201,12 @@ class SwapStore:
         for key, kind, gone, come in [*self._state(new), *self._timers(new, groups)]:
             names.append(key)
             args += [kind, len(gone), *gone, len(come) // 2, *come]
+        size = sum(len(each) for each in args if isinstance(each, bytes))
+        if len(args) > MOST_VALUES or size > MOST_BYTES:
+            raise JobStateError(
+                f"the state of {len(new.keys):,} keys is more than is swapped at once: {size >> 20:,} MiB",
+                hint="nothing is changed; take the keys in several parts",
+            )
         answer = self._scripts.run("swap", names, args)
         match answer[0]:
             case -1:
@@ -232,18 +243,21 @@ class SwapStore:
         for timer in new.timers:
             name = keys.timers(self._job, new.stage.index, timer.operator, group_of(timer.key))
             come.setdefault(name, []).extend((timer.due, timer_member(timer)))
-        for operator in new.operators:
-            for group in groups:
-                name = keys.timers(self._job, new.stage.index, operator, group)
-                with translated():
-                    members = {member for member, _ in self._client.zscan_iter(name, count=1000)}
-                with ours(name):
-                    gone = [each for each in members if read_timer_member(each).key in new.keys]
-                pairs = come.get(name, [])
-                stays = set(pairs[1::2])
-                gone = [member for member in gone if member not in stays]
-                if gone or pairs:
-                    yield name, "z", gone, pairs
+        index = new.stage.index
+        names = [keys.timers(self._job, index, operator, group) for operator in new.operators for group in groups]
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.exists(name)
+            there = pipe.execute()
+        for name in (name for name, is_there in zip(names, there, strict=True) if is_there or name in come):
+            with translated():
+                members = {member for member, _ in self._client.zscan_iter(name, count=1000)}
+            pairs = come.get(name, [])
+            stays = set(pairs[1::2])
+            with ours(name):
+                gone = [each for each in members - stays if read_timer_member(each).key in new.keys]
+            yield name, "z", gone, pairs
 
     def _entry_metas(self, sources: Sequence[str]) -> tuple[list[str], list[int]]:
         return entry_metas(self._record, sources)

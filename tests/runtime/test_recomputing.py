@@ -632,3 +632,16 @@ def test_a_partition_that_has_another_owner_by_then_is_looked_at_again(story: St
 
     assert moved == ["swap"]
     story.assert_right()
+
+
+@pytest.mark.parametrize("bound", ["MOST_VALUES", "MOST_BYTES"])
+def test_more_than_one_script_should_swap_is_refused_and_changes_nothing(
+    story: Story, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(f"pipeline.store.swaps.{bound}", 20)
+    wrong = story.totals()
+
+    with pytest.raises(JobStateError, match="the state of 3 keys is more than is swapped at once"):
+        story.swap()
+
+    assert (story.totals(), story.facts().record.paused) == (wrong, {})
