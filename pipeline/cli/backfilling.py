@@ -96,7 +96,7 @@ _FOR_A_SAVEPOINT: Final = ("folder", "name", "cuts", "results")
     "--where",
     "condition",
     metavar="SQL",
-    help="With --job: keys with state of which this holds, as \"operator = 'balance' and value < 0\".",
+    help="With --job: keys with state of which this holds, as \"operator = 'balance' and value like '-%'\".",
 )
 @click.option("--operator", metavar="NAME", help="With --job: of the stage that this operator is in.")
 @click.option(

@@ -179,11 +179,13 @@ class _Work:
                 undertaken.say(phase, done, total)
                 self.screen.note(_progress(phase, done, total))
 
+            # A rescale may have ended before this operation began; none begins from here on.
+            record = JobStore(self.scripts).read(order.job)
             course = Course(
                 self.scripts,
-                self.record,
+                record,
                 undertaken.claim,
-                wanted,
+                replace(wanted, stage=record.plan.stage(wanted.stage.index)),
                 recompute,
                 order.wait_seconds,
                 say,

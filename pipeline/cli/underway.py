@@ -56,7 +56,9 @@ def operation_json(facts: JobFacts) -> dict[str, Any] | None:
 def about_json(about: About) -> dict[str, Any]:
     """What fields of it are not there for its kind are empty, or 0."""
     found = {"stage": about.stage, "before": about.before, "to": about.to, "by": about.by, "code": about.code}
-    return {**found, "node": about.node, "cuts": about.cuts} if about.kind == "burst" else found
+    if about.kind == "burst":
+        return {**found, "node": about.node, "cuts": about.cuts}
+    return {**found, "keys": about.keys} if about.kind == "backfill" else found
 
 
 def times_json(past: PastOperation) -> dict[str, Any]:

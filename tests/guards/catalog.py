@@ -85,9 +85,9 @@ GUARDS: Final = (
     Guard("claim of a backfill", "swap", "'token') ~= ARGV[1] then return {-1} end", "'token') == '' then end", _SWAPS),
     Guard("what has come since, at a swap", "swap", " or last ~= ARGV[5 + i] or", " or", _SWAPS),
     Guard("no swap while old values are kept", "swap", "if j[4] then return {-8} end", "", _SWAPS),
-    Guard("owner of what is swapped", "swap", "if (m[1] or '') ~= token then return {0} end", "", _SWAPS),
+    Guard("owner of what is swapped", "swap", "if (m[1] or '') ~= token then return {0} end", ""),
     Guard("what an owner remembers", "swap", "for _, each in ipairs(owners) do", "for _ in ipairs({}) do", _SWAPS),
-    Guard("input that a command holds back", "goon", "if ARGV[2] ~= 'own' and is_held", "if false and is_held", _SWAPS),
+    Guard("input that a command holds back", "goon", "if ARGV[2] ~= 'own' and is_held", "if false and is_held"),
     Guard("input that others hold back", "holdback", "if fresh[i] or is_left[source] then", "if true then", _SWAPS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

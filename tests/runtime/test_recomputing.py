@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline import ErrorPolicy, Pipeline, dead_letter, hold_key, read, write
+from pipeline.cli.underway import operation_words
 from pipeline.codec import encode_batch
 from pipeline.errors import (
     Busy,
@@ -611,6 +612,10 @@ def test_files_that_the_job_has_forgotten_are_told(story: Story) -> None:
 def test_while_one_is_under_way_others_are_busy(story: Story) -> None:
     story.undertake(Scripts(story.job.client))
 
+    facts = story.facts()
+    assert facts.operation is not None
+    words = "backfill of 3 keys of by_key, since 0 s, phase recomputing, by me@here: 0 of 0 records of history"
+    assert operation_words(facts, facts.operation) == words
     with pytest.raises(Busy, match="busy: backfill of 3 keys of by_key, since 0 s, phase recomputing"):
         story.undertake(Scripts(story.job.client))
 

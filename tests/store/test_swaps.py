@@ -112,6 +112,18 @@ def test_a_swap_under_another_plan_claim_or_run_of_the_server_is_refused(bench: 
         store.swap(claim, stand, new)
 
 
+def test_an_owner_that_has_come_meanwhile_knows_the_old_state_and_refuses_the_swap(bench: Bench) -> None:
+    claim, store = undertake(bench), store_of(bench)
+    stand = store.stand()
+    bench.worker(KEYED)
+
+    assert store.swap(claim, stand, new_state(bench)) == "not yet"
+
+    before = bench.meta(KEYED)["token"]
+    assert store.swap(claim, store.stand(), new_state(bench)) == "swapped"
+    assert bench.meta(KEYED)["token"] != before
+
+
 def test_sources_are_held_back_and_let_go_all_or_none(bench: Bench) -> None:
     claim, store = undertake(bench), store_of(bench)
     store.hold_back(claim)
