@@ -230,6 +230,11 @@ class Undertaken:
             with suppress(StoreUnavailable):
                 self._claims.renew(self.claim, *self._said)
 
+    @property
+    def is_lost(self) -> bool:
+        """It was taken for gone: `say` raises that."""
+        return self._lost is not None
+
     def _keep(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):
             with self._lock:
@@ -303,9 +308,7 @@ def _letters(plan: Plan, swapped: Swapped, job: str, screen: Screen) -> Exit:
 
     path = free_path(Path.cwd() / f"{job}.backfill.dead-letters.jsonl")
     write_letters(path, plan, swapped.failed)
-    screen.warn(
-        f"{_count(len(swapped.failed), 'record')} of the history failed and are not in the state, kept in {path}"
-    )
+    screen.warn(f"{_count(len(swapped.failed), 'record')} of the history failed, and not in the state; kept in {path}")
     lines = [
         error_line(letter.operator or plan.stage_name(letter.stage), letter.error, letter.traceback)
         for letter in swapped.failed[:SHOWN_LETTERS]

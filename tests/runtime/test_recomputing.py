@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline import ErrorPolicy, Pipeline, dead_letter, hold_key, read, write
+from pipeline.cli.recomputing import Undertaken
 from pipeline.cli.underway import operation_words
 from pipeline.codec import encode_batch
 from pipeline.errors import (
@@ -42,7 +43,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
 from pipeline.store.scripts import Scripts
 from tests.runtime.harness import FlakyScripts, LocalJob, Moment
-from tests.runtime.test_moves import Led
+from tests.runtime.test_moves import Led, wait_until
 
 KEYS = tuple(f"k{number}" for number in range(12))
 WRONG = frozenset({"k1", "k5", "k7"})
@@ -650,3 +651,24 @@ def test_more_than_one_script_should_swap_is_refused_and_changes_nothing(
         story.swap()
 
     assert (story.totals(), story.facts().record.paused) == (wrong, {})
+
+
+def test_a_command_keeps_its_claim_while_it_computes_and_hears_when_it_is_lost(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cli.recomputing.RENEW_SECONDS", 0.01)
+    about, operation = About("backfill", "by_key", by="me@here", file="flow.py", keys=3), keys.operation("j")
+    with Undertaken(story.job.url, "j", about) as undertaken:
+        undertaken.say(Phase.SWAPPING, 3, 7)
+        story.job.client.hset(operation, mapping={"until": 1, "phase": "recomputing", "done": 0})
+        wait_until(lambda: story.job.client.hget(operation, "until") != b"1")
+        facts = story.facts().operation
+        assert facts is not None
+        assert (facts.phase, facts.done, facts.total) == (Phase.SWAPPING, 3, 7)
+
+        story.job.client.hset(operation, "token", "another")
+        wait_until(lambda: undertaken.is_lost)
+        with pytest.raises(OperationLost):
+            undertaken.say(Phase.SWAPPING, 4, 7)
+
+    assert story.job.client.hget(operation, "token") == b"another"

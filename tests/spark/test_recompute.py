@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 
 from pipeline.cli.main import run_command
-from pipeline.codec import decode_batch
+from pipeline.codec import decode_batch, encode_batch
 from pipeline.errors import InputError
 from pipeline.graph import Graph
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
-from pipeline.recomputing.computed import Given
+from pipeline.recomputing.computed import Computed, Given
+from pipeline.records import Batch
 from pipeline.sources.following import Following
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import read_locally
 from pipeline.sources.opening import open_source
 from pipeline.spark.bulk.history import History
+from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.recompute import SparkRecompute
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import FeedAddress
@@ -373,3 +375,76 @@ def test_a_run_goes_on_with_right_state_while_its_file_grows_all_the_time(
         # What was given before the swap stays as it was given; from there on all is as if nothing had been wrong.
         assert wrong == (list(range(len(wrong))) if key in WRONG else [])
         assert len(wrong) <= written[0] - 20
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Computed]], None]:
+    """What is computed, in the place of Spark."""
+    monkeypatch.setattr("pipeline.spark.bulk.engine.open_session", lambda *_, **__: None)
+
+    def give(call: Callable[[], Computed]) -> None:
+        monkeypatch.setattr(SparkRecompute, "__call__", lambda _self, _given: call())
+
+    return give
+
+
+ARGUMENTS = ("--keys", "keys.txt", "--operator", "total")
+
+
+def test_an_interrupted_command_changes_nothing_and_lets_the_input_flow(
+    story: Story, computed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("keys.txt").write_text("k1")
+    wrong = story.totals()
+
+    def interrupted() -> Computed:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it was interrupted")
+
+    computed(interrupted)
+    code = backfill(story, *ARGUMENTS)
+
+    assert code == 130
+    assert "cancelled the backfill of job j: nothing is changed" in capsys.readouterr().err
+    record = story.job.jobs.read("j")
+    assert (story.totals(), record.paused, record.held_back) == (wrong, {}, "")
+    assert [past.outcome for past in record.operations] == ["interrupted"]
+
+
+def test_what_is_not_drained_is_named_and_the_input_flows(
+    story: Story, computed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("keys.txt").write_text("k1")
+    stages = {stage.name: stage.index for stage in story.job.plan.stages}
+    for name in ("hop", "by_rest"):
+        story.job.append_entry(
+            (stages[name], 0), b'["D","replay:1-1",1,1,null,1,[]]', encode_batch(Batch([0], ["a"])), 1
+        )
+    computed(lambda: Computed({}))
+
+    assert backfill(story, *ARGUMENTS, "--wait", "0") == 1
+
+    said = capsys.readouterr().err
+    assert "the state is not swapped, not drained after 0 s: stage 'hop' partition 0 has 1 record" in said
+    assert "by_rest" not in said
+    assert story.job.jobs.read("j").paused == {}
+    story.job.run_until_idle()
+    story.job.is_tampered = True
+
+
+def test_records_that_fail_in_the_history_alone_are_kept_in_a_file(
+    story: Story, computed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("keys.txt").write_text("k1")
+    payloads = [letter.payload for letter in story.job.letters()]
+    letters = [Letter(0, 0, "", "no JSON", "", payload) for payload in payloads]
+    lucky = Letter(0, 0, "lucky", "ValueError: 7", "", encode_batch(Batch([{"k": "k1", "n": 7}])))
+    computed(lambda: Computed({("total", "k1"): 1}, letters=(*letters, lucky)))
+
+    assert backfill(story, *ARGUMENTS) == 4
+
+    said = capsys.readouterr().err
+    assert "1 record of the history failed, and not in the state; kept in" in said
+    [line] = Path("j.backfill.dead-letters.jsonl").read_text().splitlines()
+    assert (json.loads(line)["operator"], json.loads(line)["value"]) == ("lucky", {"k": "k1", "n": 7})
+    assert story.totals()["k1"] == 1
