@@ -17,6 +17,11 @@ REMOTE_VARIABLE: Final = "CELERIAC_SPARK_REMOTE"
 
 _SPARK: Final = ("pyspark", "pyarrow", "pandas")
 
+IN_A_STREAM: Final = "a streaming query, whose tasks hold no session,"
+IN_A_BURST: Final = "a burst, whose tasks hold no session,"
+OF_KEYS: Final = "a backfill of keys, which computes their last records without Spark,"
+"""Who has no DataFrames, and why; see `refuse_frames`."""
+
 
 def find_needs(nodes: Iterable[Node], environment: Mapping[str, str] = os.environ) -> None:
     """Raises EnvironmentFault, naming the operator, for a program, an extra, or a Java that is not on this machine."""

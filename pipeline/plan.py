@@ -177,6 +177,14 @@ class Plan(msgspec.Struct, frozen=True):
                 return stage
         raise KeyError(source)
 
+    def up_to(self, index: int) -> tuple[StagePlan, ...]:
+        """The stage, and behind it all whose records reach it, downstream first."""
+        wanted = {index}
+        for stage in reversed(self.stages):
+            if stage.index in wanted:
+                wanted.update(stage.upstream)
+        return tuple(stage for stage in reversed(self.stages) if stage.index in wanted)
+
     def rescaled(self, index: int, serving: int) -> Plan:
         """The plan with another number of partitions that serve the stage; those that are too many stay, ended."""
         stage = self.stages[index]

@@ -306,7 +306,7 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
         return Exit.FINISHED
     from pipeline.spark.bulk.kept import write_letters
 
-    path = _free(Path.cwd() / f"{result.job}.dead-letters.jsonl")
+    path = free_path(Path.cwd() / f"{result.job}.dead-letters.jsonl")
     write_letters(path, result.plan, result.letters, result.held)
     held = f", {_count(len(result.held), 'record')} held behind" if result.held else ""
     screen.warn(f"  dead letters: {_count(len(result.letters), 'record')} given up{held}, kept in {path}")
@@ -320,7 +320,7 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
     return Exit.DEAD_LETTERS
 
 
-def _free(path: Path) -> Path:
+def free_path(path: Path) -> Path:
     """The path, or one beside it: an earlier run may have had the same name."""
     numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
     return next(each for each in chain([path], numbered) if not each.exists())

@@ -28,7 +28,7 @@ from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import file_of, load_graph
 from pipeline.losses import LOST, losses_since
-from pipeline.needs import find_needs, refuse_frames
+from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_needs, refuse_frames
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.pools import POOL
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
@@ -98,10 +98,10 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             find_needs(graph.nodes)
             sizes = all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools)
             if _want_bursts(sizes.values()):
-                refuse_frames(graph.nodes, "a burst, whose tasks hold no session,")
+                refuse_frames(graph.nodes, IN_A_BURST)
             if options.spark is not None:
                 check_stream(options.spark)
-                refuse_frames(graph.nodes, "a streaming query, whose tasks hold no session,")
+                refuse_frames(graph.nodes, IN_A_STREAM)
             job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)

@@ -26,7 +26,7 @@ from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
 from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
 from pipeline.spark.bulk.faults import told
-from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
+from pipeline.spark.bulk.output import BulkEncoder, Selected, TaskFiles
 from pipeline.spark.bulk.portions import Portions, are_alike, extend, merged
 from pipeline.spark.bulk.rows import (
     COUNTS,
@@ -66,7 +66,8 @@ class StageTask:
     """All that a task needs to know. Spark carries it to the executors.
 
     handed: sinks whose records go to the driver. keeps_state: state and open timers are told at the end.
-    ends_input: at the end of a task's rows its input has ended, and all timers fire.
+    ends_input: at the end of a task's rows its input has ended, and all timers fire. selected: where only some keys of
+    one stage are wanted.
     """
 
     definition: Definition
@@ -77,6 +78,7 @@ class StageTask:
     keeps_state: bool = False
     ends_input: bool = True
     seed: Seed | None = None
+    selected: Selected | None = None
 
     @property
     def stage(self) -> StagePlan:
@@ -231,13 +233,14 @@ class _Work:
         stack.callback(programs.close)
         fittings = {node.name: _Fitting(node) for node in graph.nodes if isinstance(node, Transform)}
         kernel = StageKernel(graph, task.stage, {**programs.runners, **fittings})
-        sinks = [sink for sink in task.plan.sinks if sink.name in task.stage.sinks and sink.name not in task.handed]
+        own = task.stage.sinks if task.selected is None else ()
+        sinks = [sink for sink in task.plan.sinks if sink.name in own and sink.name not in task.handed]
         self._files = TaskFiles(task.job, sinks, task.index, partition)
         stack.callback(self._files.close)
         self.rows = RowBuffer(task.index, partition)
         self._task, self._partition = task, partition
         self._counts = Counts(task.index, partition)
-        encoder = BulkEncoder(task.plan, task.stage, partition, task.handed)
+        encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected)
         self._stepper = BulkStepper(kernel, encoder, task.stage.on_error, (task.index, partition))
 
     def take_seed(self) -> None:

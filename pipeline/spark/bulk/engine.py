@@ -55,10 +55,12 @@ from pipeline.spark.bulk.connecting import default_partitions, open_session, tun
 from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
-from pipeline.spark.bulk.faults import translated, words_of
+from pipeline.spark.bulk.faults import TaskFault, translated, words_of
 from pipeline.spark.bulk.frames import Frames
+from pipeline.spark.bulk.here import FramesHere
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
+from pipeline.spark.bulk.output import Selected
 from pipeline.spark.bulk.portions import Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
 from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
@@ -82,6 +84,8 @@ class BulkOptions:
     leaves_followed: sources that are no files and no iterables are left out: they begin with a live job.
     results: a folder below which each file sink is published, in the place of its own; what streams and the console
         would get is written there as JSON Lines.
+    selected: only some keys of one stage are wanted, and no results: other stages are not run. portions: source -> what
+        is read of it, in the place of what is there.
     note: told what a person may want to know. shield: entered while what was begun is cleared away.
     """
 
@@ -95,6 +99,8 @@ class BulkOptions:
     results: Path | None = None
     keeps_state: bool = False
     ends_input: bool = True
+    selected: Selected | None = None
+    portions: Mapping[str, Portions] = field(default_factory=dict)
     note: Callable[[str], None] = _silent
     shield: Callable[[], AbstractContextManager[Any]] = nullcontext
     limits: Limits = field(default_factory=Limits)
@@ -174,14 +180,17 @@ class BulkRun:
         self.plan = self._compiled(max(1, self.options.partitions))
         self.job = self.job or _job_name(self.plan.pipeline)
         left = self._left_out()
-        self._check_sinks()
-        check_targets(self.plan)
-        check_effects(self.graph, self.plan)
+        if self.options.selected is None:
+            self._check_sinks()
+            check_targets(self.plan)
+            check_effects(self.graph, self.plan)
         find_programs(self.graph.nodes)
         self._scratch = self._make_scratch()
-        for sink in file_sinks(self.plan):
+        for sink in file_sinks(self.plan) if self.options.selected is None else ():
             self._stack.callback(discard, sink, self.job)
-        self._portions, doubts = open_sources(self.graph, self._scratch, self.plan.limits, self.options.ranges, left)
+        self._portions, doubts = open_sources(
+            self.graph, self._scratch, self.plan.limits, self.options.ranges, left, self.options.portions
+        )
         for doubt in doubts:
             self.options.note(f"warning: {doubt}")
 
@@ -205,9 +214,26 @@ class BulkRun:
         self.facts = read_facts(list(self._folders.values()))
         self._check_letters()
 
+    def compute_here(self) -> None:
+        """As `compute`, in this process and thread: for few records, with `keeps_state` and a number of partitions."""
+        wanted = self._wanted()
+        tasks = {stage.index: self._task(stage) for stage in wanted}
+        frames = FramesHere(self.plan, tasks, self._portions, self._scratch)
+        try:
+            self._folders = {stage.index: frames.compute(stage) for stage in wanted}
+        except TaskFault as error:
+            raise translated(error) or error from error
+        self.facts = read_facts(list(self._folders.values()))
+        self._check_letters()
+
     def states(self) -> Iterator[tuple[int, str, Any, Any]]:
         """(stage, operator, key, state) of all keys, with `keeps_state`."""
         return read_state(list(self._folders.values()))
+
+    @property
+    def folders(self) -> dict[int, Path]:
+        """Stage -> where its rows are, while this run is open; of those that were not written, none."""
+        return dict(self._folders)
 
     def timers(self) -> Iterator[tuple[int, Timer]]:
         """(stage, timer) of those that are open, with `keeps_state`."""
@@ -241,16 +267,22 @@ class BulkRun:
     def _compute(self, session: SparkSession, on_stage: Callable[[StagePlan], None] | None) -> None:
         if not self.options.partitions:
             self.plan = self._compiled(default_partitions(session))
-        tasks = {stage.index: self._task(stage) for stage in self.plan.stages}
+        wanted = self._wanted()
+        tasks = {stage.index: self._task(stage) for stage in wanted}
         transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
         frames = Frames(session, self.plan, tasks, self._portions, self._scratch, transforms)
         with tuned(session):
-            for stage in self.plan.stages:
+            for stage in wanted:
                 folder = frames.compute(stage)
                 if folder is not None:
                     self._folders[stage.index] = folder
                     if on_stage is not None:
                         on_stage(stage)
+
+    def _wanted(self) -> tuple[StagePlan, ...]:
+        """The stages that are run, upstream first."""
+        selected = self.options.selected
+        return self.plan.stages if selected is None else tuple(reversed(self.plan.up_to(selected.stage)))
 
     def _compiled(self, partitions: int) -> Plan:
         plan = compile_plan(self.graph, partitions, self.options.limits, cuts_frames=True)
@@ -259,6 +291,9 @@ class BulkRun:
 
     def _left_out(self) -> frozenset[str]:
         """Sources that are not read. Raises PipelineError when there is no other, or one that cannot be read."""
+        if self.options.selected is not None:
+            wanted = {stage.name for stage in self._wanted()}
+            return frozenset(stage.name for stage in self.plan.stages if not stage.keyed and stage.name not in wanted)
         if not self.options.leaves_followed:
             check_sources(self.graph)
             return frozenset()
@@ -284,10 +319,13 @@ class BulkRun:
             self.options.keeps_state,
             self.options.ends_input,
             self.options.seed,
+            self.options.selected,
         )
 
     def _is_handed(self, sink: SinkPlan) -> bool:
         """Whether the records of the sink come to this process."""
+        if self.options.selected is not None:
+            return False
         return sink.format not in FILE_FORMATS or sink.name in self.options.takers
 
     def _check_sinks(self) -> None:

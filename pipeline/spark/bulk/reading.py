@@ -38,16 +38,32 @@ class Facts:
         return total
 
 
-def read_edge(folders: Iterable[Path], edge: str) -> Iterator[Row]:
-    """The rows of an edge, by task and then in the order in which the task gave them. Memory is bounded."""
+def read_edge(folders: Iterable[Path], edge: str, partition: int | None = None) -> Iterator[Row]:
+    """The rows of an edge, by task and then in the order in which the task gave them. Memory is bounded.
+
+    `partition`: those that the task of that number has made.
+    """
     columns = SCHEMA.names[1:]
     for folder in folders:
         # Spark names files by the number of the task, which is that of the partition.
         for path in sorted((folder / f"edge={edge}").glob("part-*.parquet")):
             with pq.ParquetFile(path) as file:
+                if partition is not None and not _may_hold(file, partition):
+                    continue
                 for batch in file.iter_batches(batch_size=64, columns=columns):
                     lists = [batch.column(name).to_pylist() for name in columns]
-                    yield from (Row(edge, *values) for values in zip(*lists, strict=True))
+                    rows = (Row(edge, *values) for values in zip(*lists, strict=True))
+                    yield from (row for row in rows if partition is None or row.partition == partition)
+
+
+def _may_hold(file: pq.ParquetFile, partition: int) -> bool:
+    """By what the file says of its column: all rows of a task are in files of their own."""
+    column = SCHEMA.names.index("partition") - 1
+    for number in range(file.metadata.num_row_groups):
+        known = file.metadata.row_group(number).column(column).statistics
+        if known is None or not known.has_min_max or known.min <= partition <= known.max:
+            return True
+    return False
 
 
 def read_facts(folders: list[Path]) -> Facts:
@@ -66,17 +82,17 @@ def read_facts(folders: list[Path]) -> Facts:
     return facts
 
 
-def read_state(folders: list[Path]) -> Iterator[tuple[int, str, object, object]]:
-    """(stage, operator, key, state) of all keys, where the run keeps state."""
-    for row in read_edge(folders, STATE):
+def read_state(folders: list[Path], partition: int | None = None) -> Iterator[tuple[int, str, object, object]]:
+    """(stage, operator, key, state) of all keys, or of those of a partition, where the run keeps state."""
+    for row in read_edge(folders, STATE, partition):
         batch = decode_batch(row.payload)
         for key, state in zip(batch.keys or (), batch.values, strict=True):
             yield row.stage, row.name, key, state
 
 
-def read_timers(folders: list[Path]) -> Iterator[tuple[int, Timer]]:
-    """(stage, timer) of those that are open, where the run keeps state."""
-    for row in read_edge(folders, TIMERS):
+def read_timers(folders: list[Path], partition: int | None = None) -> Iterator[tuple[int, Timer]]:
+    """(stage, timer) of those that are open, all or those of a partition, where the run keeps state."""
+    for row in read_edge(folders, TIMERS, partition):
         batch = decode_batch(row.payload)
         for key, due in zip(batch.keys or (), batch.values, strict=True):
             yield row.stage, Timer(row.name, key, due)

@@ -55,10 +55,11 @@ def open_sources(
     limits: Limits,
     ranges: Mapping[str, Mapping[str, Range]],
     left_out: frozenset[str] = frozenset(),
+    given: Mapping[str, Portions] | None = None,
 ) -> tuple[dict[str, Portions], list[str]]:
     """Source -> its portions, and what looks doubtful in them. `ranges`: source -> split -> the records wanted.
 
-    Those that are `left_out` have none.
+    Those that are `left_out` have none; those that are `given` are as they are.
 
     Runs the functions of iterable and generator sources, in this thread, once. Raises InputError, PipelineError,
     SinkError when the folder cannot be written.
@@ -69,6 +70,8 @@ def open_sources(
         wanted = ranges.get(node.name, {})
         if node.name in left_out:
             found[node.name] = StagedPortions(())
+        elif given and node.name in given:
+            found[node.name] = given[node.name]
         elif node.spec.items is not None or node.spec.format == "generator":
             found[node.name] = _staged(node, folder, limits, wanted)
         else:
