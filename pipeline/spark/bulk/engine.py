@@ -56,11 +56,13 @@ from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
 from pipeline.spark.bulk.faults import translated, words_of
+from pipeline.spark.bulk.finals import Finals, finals_of
 from pipeline.spark.bulk.frames import Frames
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
-from pipeline.spark.bulk.portions import Portions, Range
+from pipeline.spark.bulk.portions import FilePortions, Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
+from pipeline.spark.bulk.twins import NoTwin
 from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
 
 _PIPELINE_LETTERS: Final = 64
@@ -82,6 +84,7 @@ class BulkOptions:
     leaves_followed: sources that are no files and no iterables are left out: they begin with a live job.
     results: a folder below which each file sink is published, in the place of its own; what streams and the console
         would get is written there as JSON Lines.
+    native_bytes: files of less are not worth that Spark reads and aggregates them itself.
     note: told what a person may want to know. shield: entered while what was begun is cleared away.
     """
 
@@ -95,6 +98,7 @@ class BulkOptions:
     results: Path | None = None
     keeps_state: bool = False
     ends_input: bool = True
+    native_bytes: int = 16 << 20
     note: Callable[[str], None] = _silent
     shield: Callable[[], AbstractContextManager[Any]] = nullcontext
     limits: Limits = field(default_factory=Limits)
@@ -105,6 +109,7 @@ class BulkResult:
     """What a run has done. `published`: of the file sinks. `given`: records that other sinks have taken.
 
     held: (stage, partition, record as a batch of one) of those that wait behind a dead letter of their key.
+    native: for each source nothing where Spark itself has read and aggregated it, or why Python did, as a sentence.
     """
 
     job: str
@@ -114,6 +119,7 @@ class BulkResult:
     given: Mapping[str, int]
     letters: tuple[Letter, ...]
     held: tuple[tuple[int, int, bytes], ...]
+    native: Mapping[str, str]
     seconds: float
 
 
@@ -152,6 +158,8 @@ class BulkRun:
         self._folders: dict[int, Path] = {}
         self._thread = SparkThread()
         self._refused: list[Letter] = []
+        self._natives: dict[int, Finals] = {}
+        self._why_python: dict[str, str] = {}
         self.job = options.job
         self.has_published = False
         """Whether `publish` was begun: records may be in tables, and folders there."""
@@ -184,6 +192,14 @@ class BulkRun:
         self._portions, doubts = open_sources(self.graph, self._scratch, self.plan.limits, self.options.ranges, left)
         for doubt in doubts:
             self.options.note(f"warning: {doubt}")
+        for stage in self.plan.stages:
+            if not stage.keyed:
+                self._choose(stage)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether Spark itself is to compute a part of it. Known once it is prepared."""
+        return bool(self._natives)
 
     def open(self, opener: Callable[[], SparkSession] = open_session) -> SparkSession:
         """A session of this process, or what `opener` gives. Raises what that raises; takes some seconds."""
@@ -235,6 +251,7 @@ class BulkRun:
             given,
             (*self.facts.letters, *self._refused),
             tuple(self.facts.held),
+            self._why_python,
             time.monotonic() - self._started,
         )
 
@@ -242,14 +259,31 @@ class BulkRun:
         if not self.options.partitions:
             self.plan = self._compiled(default_partitions(session))
         tasks = {stage.index: self._task(stage) for stage in self.plan.stages}
-        frames = Frames(session, self.plan, tasks, self._portions, self._scratch)
+        frames = Frames(session, self.plan, tasks, self._portions, self._scratch, self._natives)
         with tuned(session):
             for stage in self.plan.stages:
+                if stage.index in self._natives:
+                    self._why_python[stage.name] = _doubtful(frames.compute_natively(stage))
                 folder = frames.compute(stage)
                 if folder is not None:
                     self._folders[stage.index] = folder
                     if on_stage is not None:
                         on_stage(stage)
+
+    def _choose(self, stage: StagePlan) -> None:
+        """Finds out whether Spark can compute an entry stage itself, or why it cannot."""
+        portions = self._portions[stage.name]
+        options = self.options
+        try:
+            if not isinstance(portions, FilePortions):
+                raise NoTwin("it is no source of files")
+            if options.keeps_state or options.seed is not None or options.ranges:
+                raise NoTwin("the run begins or ends with the state of a live job")
+            if portions.source.size < options.native_bytes:
+                raise NoTwin(f"it has less than {options.native_bytes:,} bytes")
+            self._natives[stage.index] = finals_of(self.graph, self.plan, stage, portions.source)
+        except NoTwin as why:
+            self._why_python[stage.name] = str(why)
 
     def _compiled(self, partitions: int) -> Plan:
         plan = compile_plan(self.graph, partitions, self.options.limits)
@@ -345,6 +379,10 @@ class BulkRun:
             raise EnvironmentFault(f"no scratch folder can be made: {error}", hint="give one: --scratch DIR") from error
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
+
+
+def _doubtful(rows: int) -> str:
+    return f"Spark may compute {rows:,} of its records otherwise than Python" if rows else ""
 
 
 def _redirected(sinks: tuple[SinkPlan, ...], folder: Path) -> Iterator[SinkPlan]:
