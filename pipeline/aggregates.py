@@ -13,8 +13,8 @@ Field: TypeAlias = str | Callable[[Any], Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """A fold over the values of one key. `name` stands in its errors, `kind` is the name of a built-in one, `field` what
-    that takes of each value.
+    """A fold over the values of one key. `name` stands in its errors, `kind` is the name of a built-in one, and
+    `field` what that takes of each value.
 
     create() gives the state before the first value; add(state, value) the state after it, and may change the
     state in place; result(state) the result so far, and must not change it. A state must be encodable.

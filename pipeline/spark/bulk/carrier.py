@@ -110,8 +110,8 @@ class EntryTask:
 class KeyedTask:
     """One partition of a keyed stage. Its rows are sorted by their identity, the start row first.
 
-    finals: where Spark has aggregated the records of each key, the aggregate and the `last` behind it. The rows are then
-    states of the one, and enter as values of the other.
+    finals: where Spark has aggregated the records of each key, the aggregate and the `last` behind it. The rows are
+    then states of the one, and enter as values of the other.
     """
 
     task: StageTask
@@ -199,7 +199,8 @@ class _Work:
         """Keys, with the number of their records and the states of the aggregate's parts."""
         started = perf_counter()
         node = self._graph.node(aggregate)
-        assert isinstance(node, Keyed) and isinstance(node.operator, Aggregate)
+        assert isinstance(node, Keyed)
+        assert isinstance(node.operator, Aggregate)
         held = self._stepper.state[last]
         for key, (records, states) in zip(batch.keys or (), batch.values, strict=True):
             held[key] = node.operator.result(states)

@@ -62,8 +62,8 @@ from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.portions import FilePortions, Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
-from pipeline.spark.bulk.twins import NoTwin
 from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
+from pipeline.spark.bulk.twins import NoTwin
 
 _PIPELINE_LETTERS: Final = 64
 
@@ -159,7 +159,8 @@ class BulkRun:
         self._thread = SparkThread()
         self._refused: list[Letter] = []
         self._natives: dict[int, Finals] = {}
-        self._why_python: dict[str, str] = {}
+        self.native: dict[str, str] = {}
+        """As in the result; what is known so far."""
         self.job = options.job
         self.has_published = False
         """Whether `publish` was begun: records may be in tables, and folders there."""
@@ -251,7 +252,7 @@ class BulkRun:
             given,
             (*self.facts.letters, *self._refused),
             tuple(self.facts.held),
-            self._why_python,
+            self.native,
             time.monotonic() - self._started,
         )
 
@@ -263,12 +264,19 @@ class BulkRun:
         with tuned(session):
             for stage in self.plan.stages:
                 if stage.index in self._natives:
-                    self._why_python[stage.name] = _doubtful(frames.compute_natively(stage))
+                    self._compute_natively(stage, frames)
                 folder = frames.compute(stage)
                 if folder is not None:
                     self._folders[stage.index] = folder
                     if on_stage is not None:
                         on_stage(stage)
+
+    def _compute_natively(self, stage: StagePlan, frames: Frames) -> None:
+        doubts = frames.compute_natively(stage)
+        if doubts:
+            why = f"Spark may compute {doubts:,} of its records otherwise than Python"
+            self.native[stage.name] = why
+            self.options.note(f"source {stage.name} is read again, by Python: {why}")
 
     def _choose(self, stage: StagePlan) -> None:
         """Finds out whether Spark can compute an entry stage itself, or why it cannot."""
@@ -282,8 +290,9 @@ class BulkRun:
             if portions.source.size < options.native_bytes:
                 raise NoTwin(f"it has less than {options.native_bytes:,} bytes")
             self._natives[stage.index] = finals_of(self.graph, self.plan, stage, portions.source)
+            self.native[stage.name] = ""
         except NoTwin as why:
-            self._why_python[stage.name] = str(why)
+            self.native[stage.name] = str(why)
 
     def _compiled(self, partitions: int) -> Plan:
         plan = compile_plan(self.graph, partitions, self.options.limits)
@@ -379,10 +388,6 @@ class BulkRun:
             raise EnvironmentFault(f"no scratch folder can be made: {error}", hint="give one: --scratch DIR") from error
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
-
-
-def _doubtful(rows: int) -> str:
-    return f"Spark may compute {rows:,} of its records otherwise than Python" if rows else ""
 
 
 def _redirected(sinks: tuple[SinkPlan, ...], folder: Path) -> Iterator[SinkPlan]:

@@ -1,7 +1,7 @@
 """The final value of each key, computed by Spark itself: files, expressions, key_by, aggregate and last in one groupBy.
 
-A pipeline's entry stage has the form when Spark gives for it what Python gives, whatever the records hold, or says that
-it is in doubt: then none of it is used. What enters the keyed stage is, for each key, what `last` would hold at the end.
+Of an entry stage of that form Spark gives what Python gives, whatever the records hold, or says that it is in doubt:
+then none of it is used. What enters the keyed stage is, for each key, what `last` would hold at the end.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Finals:
 
 
 def finals_of(graph: Graph, plan: Plan, stage: StagePlan, source: FileInput) -> Finals:
-    """What computes the entry stage of these files natively. Starts no Spark. Raises NoTwin, which says what is not so."""
+    """What computes the entry stage of these files natively. Starts no Spark. Raises NoTwin, which says why not."""
     shape = found = shape_of(source)
     if len(stage.exchanges) != 1 or stage.sinks:
         raise NoTwin("its records go to more than one key_by, or to a sink")
@@ -151,7 +151,7 @@ def _grouped(frame: DataFrame, finals: Finals, value: Columns) -> DataFrame:
             result, more = _COMPUTED[part.kind](F.col(f"part_{place}"))
             wanted.append(result.alias(f"part_{place}"))
             lost += more
-    counted = (F.count_if(F.col(DOUBT)) + F.when(arrived & any_of(lost), 1).otherwise(0)).alias(_DOUBTS)
+    counted = F.greatest(F.count_if(F.col(DOUBT)), F.when(arrived & any_of(lost), 1).otherwise(0)).alias(_DOUBTS)
     groups = rows.groupBy(_LEVEL, *finals.key_names).agg(F.count("*").alias(_RECORDS), counted, *wanted)
     # Any order that is the same at every attempt.
     return groups.sortWithinPartitions(_LEVEL, *finals.key_names)
@@ -225,9 +225,7 @@ class FinalRows:
 def _states(kinds: Sequence[str], results: Sequence[list[Any]], records: list[int]) -> Iterator[tuple[Any, ...]]:
     """For each row the states of all aggregations."""
     columns = iter(results)
-    states = [
-        list(map(_STATES[kind], records if kind == "count" else next(columns), records)) for kind in kinds
-    ]
+    states = [list(map(_STATES[kind], records if kind == "count" else next(columns), records)) for kind in kinds]
     return zip(*states, strict=True)
 
 

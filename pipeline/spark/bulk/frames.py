@@ -57,8 +57,8 @@ class Frames:
         return path
 
     def compute_natively(self, stage: StagePlan) -> int:
-        """Runs an entry stage of `natives` without Python. How many of its rows are in doubt: with any the stage must be
-        computed. Raises InputError where a file has changed, and what Spark raises.
+        """Runs an entry stage of `natives` without Python. How many of its rows are in doubt: with any the stage must
+        be computed. Raises InputError where a file has changed, and what Spark raises.
         """
         finals, portions = self.natives[stage.index], self.portions[stage.name]
         assert isinstance(portions, FilePortions)

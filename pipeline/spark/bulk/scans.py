@@ -1,7 +1,7 @@
 """Files as frames of typed columns, read by Spark itself: the records that the readers in Python make of them.
 
-What a reader would make something else of is in doubt, row by row: a quoted field, a number that is none, bytes that are
-no UTF-8, a record too large. JSON Lines have no types, and compressed files are left to Python.
+What a reader would make something else of is in doubt, row by row: a quoted field, a number that is none, bytes that
+are no UTF-8, a record too large. JSON Lines have no types, and compressed files are left to Python.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _field(expression: Expression, value: Shape) -> Twin:
     if not isinstance(value, dict):
         raise NoTwin(f"{expression!r} needs a record")
     if name in value:
-        return Twin(value[name], lambda columns: (columns[name], []))  # type: ignore[index,call-overload]
+        return Twin(value[name], lambda columns: (columns[name], []))
     if not default:
         raise NoTwin(f"there is no field {name!r}, so each record fails")
     return _literal(default[0])
