@@ -225,7 +225,8 @@ class OnSpark:
                     run.prepare()
                     console.update(_printers(run.plan, screen))
                     screen.note(f"run {run.job}: Spark on {spark.shown}")
-                    session = run.open(lambda: engine.open_session(spark.master, spark.remote, starts_fast=True))
+                    starts_fast = not run.is_native  # the compiler pays where the JVM computes
+                    session = run.open(lambda: engine.open_session(spark.master, spark.remote, starts_fast=starts_fast))
                     result, words = _work(run, session, screen, around)
             except KeyboardInterrupt:
                 done = "what it had published by then stays" if run.has_published else "nothing is published"
@@ -293,7 +294,8 @@ def result_lines(result: BulkResult) -> list[str]:
         line = f"  stage {stage.name}: in {counts.taken:,}, out {counts.emitted:,}"
         for number, words in ((counts.filtered, "filtered"), (counts.dead, "given up"), (counts.skipped, "skipped")):
             line += f", {words} {number:,}" if number else ""
-        lines.append(f"{line}, {counts.seconds:.1f} s of work")
+        why = result.native.get(stage.name)
+        lines.append(f"{line}, by Spark itself" if why == "" else f"{line}, {counts.seconds:.1f} s of work")
     lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.published]
     plans = {sink.name: sink for sink in result.plan.sinks}
     lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]

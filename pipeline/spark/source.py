@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -45,6 +45,11 @@ def read_with_spark(session: SparkSession, source: FileInput, address: FeedAddre
             raise _translated(error, source.path) from error
         counts += [row["records"] for row in rows]
     return SourceSummary(sum(1 for count in counts if count), sum(counts), source.describe())
+
+
+def file_urls(paths: Iterable[str]) -> list[str]:
+    """These absolute paths in order, as Spark reads exactly them."""
+    return ["file://" + _GLOB_MARKS.sub(r"\\\1", path) for path in sorted(paths)]
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def _pinned_scan(session: SparkSession, source: FileInput, splits: Sequence[Spli
     session.conf.unset("spark.sql.files.maxPartitionNum")
     session.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
     identity = [F.col("_metadata.file_path"), F.col("_metadata.file_block_start")]
-    paths = ["file://" + _GLOB_MARKS.sub(r"\\\1", path) for path in sorted({split.path for split in splits})]
+    paths = file_urls({split.path for split in splits})
     if isinstance(source.form, ParquetFormat):
         # By other names, as Spark cannot address every name: a dot means a part of a struct.
         names = ["`" + name.replace("`", "``") + "`" for name in source.form.columns]

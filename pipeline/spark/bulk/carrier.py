@@ -17,11 +17,12 @@ from pyspark import TaskContext
 
 from pipeline.codec import decode_batch, encode_batch
 from pipeline.errors import RecordFailed
-from pipeline.graph import Transform
+from pipeline.graph import Keyed, Transform
+from pipeline.kernel.operators import Aggregate
 from pipeline.kernel.stage import StageKernel
 from pipeline.plan import Plan, StagePlan
 from pipeline.programs.runners import Programs
-from pipeline.records import Batch, Timer
+from pipeline.records import MAX_TIME, Batch, Timer
 from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
 from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
@@ -113,9 +114,14 @@ class EntryTask:
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first."""
+    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first.
+
+    finals: where Spark has aggregated the records of each key, the aggregate and the `last` behind it. The rows are
+    then states of the one, and enter as values of the other.
+    """
 
     task: StageTask
+    finals: tuple[str, str] | None = None
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told():
@@ -131,8 +137,13 @@ class KeyedTask:
         with ExitStack() as stack:
             work = _Work(self.task, partition, stack)
             work.take_seed()
-            for batch, payloads in _gathered(self._of_stage(rows, work.rows)):
-                yield from work.run(batch, payloads)
+            of_stage = self._of_stage(rows, work.rows)
+            if self.finals is not None:
+                for row in of_stage:
+                    work.take_finals(row.batch(), *self.finals)
+            else:
+                for batch, payloads in _gathered(of_stage):
+                    yield from work.run(batch, payloads)
             yield from work.finish()
 
     def _of_stage(self, rows: Iterator[Row], others: RowBuffer) -> Iterator[Row]:
@@ -238,7 +249,7 @@ class _Work:
         self._files = TaskFiles(task.job, sinks, task.index, partition)
         stack.callback(self._files.close)
         self.rows = RowBuffer(task.index, partition)
-        self._task, self._partition = task, partition
+        self._task, self._partition, self._graph = task, partition, graph
         self._counts = Counts(task.index, partition)
         encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected)
         self._stepper = BulkStepper(kernel, encoder, task.stage.on_error, (task.index, partition))
@@ -250,6 +261,19 @@ class _Work:
                 self._stepper.state[operator][key] = value
             for timer in seed.timers(stage, self._partition):
                 self._stepper.timers.add(timer)
+
+    def take_finals(self, batch: Batch, aggregate: str, last: str) -> None:
+        """Keys, with the number of their records and the states of the aggregate's parts."""
+        started = perf_counter()
+        node = self._graph.node(aggregate)
+        assert isinstance(node, Keyed)
+        assert isinstance(node.operator, Aggregate)
+        held = self._stepper.state[last]
+        for key, (records, states) in zip(batch.keys or (), batch.values, strict=True):
+            held[key] = node.operator.result(states)
+            self._stepper.timers.add(Timer(last, key, MAX_TIME))
+            self._counts.taken += records
+        self._counts.seconds += perf_counter() - started
 
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
         """Applies the records of these payloads."""

@@ -56,14 +56,16 @@ from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
 from pipeline.spark.bulk.faults import TaskFault, translated, words_of
+from pipeline.spark.bulk.finals import Finals, finals_of
 from pipeline.spark.bulk.frames import Frames
 from pipeline.spark.bulk.here import FramesHere
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.output import Selected
-from pipeline.spark.bulk.portions import Portions, Range
+from pipeline.spark.bulk.portions import FilePortions, Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
 from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
+from pipeline.spark.bulk.twins import NoTwin
 
 _PIPELINE_LETTERS: Final = 64
 
@@ -86,6 +88,7 @@ class BulkOptions:
         would get is written there as JSON Lines.
     selected: only some keys of one stage are wanted, and no results: other stages are not run. portions: source -> what
         is read of it, in the place of what is there.
+    native_bytes: files of less are not worth that Spark reads and aggregates them itself.
     note: told what a person may want to know. shield: entered while what was begun is cleared away.
     """
 
@@ -101,6 +104,7 @@ class BulkOptions:
     ends_input: bool = True
     selected: Selected | None = None
     portions: Mapping[str, Portions] = field(default_factory=dict)
+    native_bytes: int = 16 << 20
     note: Callable[[str], None] = _silent
     shield: Callable[[], AbstractContextManager[Any]] = nullcontext
     limits: Limits = field(default_factory=Limits)
@@ -111,6 +115,7 @@ class BulkResult:
     """What a run has done. `published`: of the file sinks. `given`: records that other sinks have taken.
 
     held: (stage, partition, record as a batch of one) of those that wait behind a dead letter of their key.
+    native: for each source nothing where Spark itself has read and aggregated it, or why Python did, as a sentence.
     """
 
     job: str
@@ -120,6 +125,7 @@ class BulkResult:
     given: Mapping[str, int]
     letters: tuple[Letter, ...]
     held: tuple[tuple[int, int, bytes], ...]
+    native: Mapping[str, str]
     seconds: float
 
 
@@ -158,6 +164,9 @@ class BulkRun:
         self._folders: dict[int, Path] = {}
         self._thread = SparkThread()
         self._refused: list[Letter] = []
+        self._natives: dict[int, Finals] = {}
+        self.native: dict[str, str] = {}
+        """As in the result; what is known so far."""
         self.job = options.job
         self.has_published = False
         """Whether `publish` was begun: records may be in tables, and folders there."""
@@ -193,6 +202,14 @@ class BulkRun:
         )
         for doubt in doubts:
             self.options.note(f"warning: {doubt}")
+        for stage in self.plan.stages:
+            if self.plan.source(stage.name) is not None:
+                self._choose(stage)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether Spark itself is to compute a part of it. Known once it is prepared."""
+        return bool(self._natives)
 
     def open(self, opener: Callable[[], SparkSession] = open_session) -> SparkSession:
         """A session of this process, or what `opener` gives. Raises what that raises; takes some seconds."""
@@ -261,6 +278,7 @@ class BulkRun:
             given,
             (*self.facts.letters, *self._refused),
             tuple(self.facts.held),
+            self.native,
             time.monotonic() - self._started,
         )
 
@@ -270,9 +288,11 @@ class BulkRun:
         wanted = self._wanted()
         tasks = {stage.index: self._task(stage) for stage in wanted}
         transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
-        frames = Frames(session, self.plan, tasks, self._portions, self._scratch, transforms)
+        frames = Frames(session, self.plan, tasks, self._portions, self._scratch, transforms, self._natives)
         with tuned(session):
             for stage in wanted:
+                if stage.index in self._natives:
+                    self._compute_natively(stage, frames)
                 folder = frames.compute(stage)
                 if folder is not None:
                     self._folders[stage.index] = folder
@@ -283,6 +303,29 @@ class BulkRun:
         """The stages that are run, upstream first."""
         selected = self.options.selected
         return self.plan.stages if selected is None else tuple(reversed(self.plan.up_to(selected.stage)))
+
+    def _compute_natively(self, stage: StagePlan, frames: Frames) -> None:
+        doubts = frames.compute_natively(stage)
+        if doubts:
+            why = f"Spark may compute {doubts:,} of its records otherwise than Python"
+            self.native[stage.name] = why
+            self.options.note(f"source {stage.name} is read again, by Python: {why}")
+
+    def _choose(self, stage: StagePlan) -> None:
+        """Finds out whether Spark can compute an entry stage itself, or why it cannot."""
+        portions = self._portions[stage.name]
+        options = self.options
+        try:
+            if not isinstance(portions, FilePortions):
+                raise NoTwin("it is no source of files")
+            if options.keeps_state or options.seed is not None or options.ranges:
+                raise NoTwin("the run begins or ends with the state of a live job")
+            if portions.source.size < options.native_bytes:
+                raise NoTwin(f"it has less than {options.native_bytes:,} bytes")
+            self._natives[stage.index] = finals_of(self.graph, self.plan, stage, portions.source)
+            self.native[stage.name] = ""
+        except NoTwin as why:
+            self.native[stage.name] = str(why)
 
     def _compiled(self, partitions: int) -> Plan:
         plan = compile_plan(self.graph, partitions, self.options.limits, cuts_frames=True)

@@ -22,9 +22,13 @@ from pipeline.errors import FrameError
 from pipeline.graph import Transform
 from pipeline.kernel.faults import is_of_user_code
 from pipeline.plan import Plan, StagePlan
+from pipeline.sources.splits import check_unchanged
 from pipeline.spark.bulk.carrier import EntryTask, FrameTask, KeyedTask, StageTask, UnpackTask
+from pipeline.spark.bulk.connecting import COMPUTING, tuned
 from pipeline.spark.bulk.faults import translated
-from pipeline.spark.bulk.portions import Portions
+from pipeline.spark.bulk.finals import FinalRows, Finals, frame_of
+from pipeline.spark.bulk.portions import FilePortions, Portions
+from pipeline.spark.bulk.reading import read_native
 from pipeline.spark.bulk.rows import DDL, DDL_OF_EDGE, IDENTITY, START
 from pipeline.spark.frames import applied, spark_schema, words_of_any
 
@@ -33,7 +37,8 @@ from pipeline.spark.frames import applied, spark_schema, words_of_any
 class Frames:
     """`tasks`: by index of the stage. `portions`: by name of the source. `folder` is seen by all of Spark.
 
-    `transforms`: the DataFrame operators, by the name of the stage that each begins.
+    transforms: the DataFrame operators, by the name of the stage that each begins. natives: what Spark computes itself,
+    by index of the entry stage.
     """
 
     session: SparkSession
@@ -42,6 +47,8 @@ class Frames:
     portions: Mapping[str, Portions]
     folder: Path
     transforms: Mapping[str, Transform] = field(default_factory=dict)
+    natives: Mapping[int, Finals] = field(default_factory=dict)
+    _native: dict[int, Path] = field(default_factory=dict)
     _lazy: dict[int, DataFrame] = field(default_factory=dict)
 
     def compute(self, stage: StagePlan) -> Path | None:
@@ -49,6 +56,8 @@ class Frames:
 
         Stages must be asked for in the order of the plan. Blocks until Spark is done; raises what Spark raises.
         """
+        if stage.index in self._native:
+            return self._native[stage.index]
         if stage.name in self.transforms:
             frame = self._transformed(stage, self.transforms[stage.name])
         else:
@@ -62,8 +71,28 @@ class Frames:
         frame.sortWithinPartitions("edge", *IDENTITY).write.partitionBy("edge").parquet(str(path))
         return path
 
+    def compute_natively(self, stage: StagePlan) -> int:
+        """Runs an entry stage of `natives` without Python. How many of its rows are in doubt: with any the stage must
+        be computed. Raises InputError where a file has changed, and what Spark raises.
+        """
+        finals, portions = self.natives[stage.index], self.portions[stage.name]
+        assert isinstance(portions, FilePortions)
+        path = self.folder / f"native-{stage.index:03d}"
+        tasks = str(self.plan.stage(finals.keyed).serving)
+        with tuned(self.session, {**COMPUTING, "spark.sql.shuffle.partitions": tasks}):
+            frame, headers = frame_of(self.session, finals, portions.source)
+            rows = frame.mapInArrow(FinalRows.of(finals, self.plan).run, DDL)
+            rows.write.partitionBy("edge").parquet(str(path))
+        for split in portions.source.splits:
+            check_unchanged(split)
+        fact = read_native([path])
+        doubts = fact.doubts + abs(fact.headers - headers)
+        if not doubts:
+            self._native[stage.index] = path
+        return doubts
+
     def _path(self, stage: StagePlan) -> Path:
-        return self.folder / f"stage-{stage.index:03d}"
+        return self._native.get(stage.index) or self.folder / f"stage-{stage.index:03d}"
 
     def _entry(self, stage: StagePlan) -> DataFrame:
         portions = self.portions[stage.name]
@@ -76,7 +105,8 @@ class Frames:
         frames = [self._start_rows(stage), *(frame for frame in upstream if frame is not None)]
         rows = reduce(DataFrame.unionByName, frames)
         placed = rows.repartitionById(stage.serving, "pid").sortWithinPartitions(*IDENTITY)
-        return placed.mapInArrow(KeyedTask(self.tasks[stage.index]).run, DDL)
+        finals = next((self.natives[index].operators for index in stage.upstream if index in self._native), None)
+        return placed.mapInArrow(KeyedTask(self.tasks[stage.index], finals).run, DDL)
 
     def _transformed(self, stage: StagePlan, node: Transform) -> DataFrame:
         """Applies the operator to all records that reach it, once. Raises FrameError when that fails."""

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from pipeline.codec import decode_batch
 from pipeline.records import Timer
 from pipeline.sinks.staging import StagedFacts
-from pipeline.spark.bulk.facts import Counts, SplitCount, decode_fact
+from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, decode_fact
 from pipeline.spark.bulk.letters import Letter
-from pipeline.spark.bulk.rows import COUNTS, FILE, HELD, LETTER, SCHEMA, SPLIT, STATE, TIMERS, Row
+from pipeline.spark.bulk.rows import COUNTS, FILE, HELD, LETTER, NATIVE, SCHEMA, SPLIT, STATE, TIMERS, Row
 
 
 @dataclass(slots=True)
@@ -80,6 +80,12 @@ def read_facts(folders: list[Path]) -> Facts:
         split = decode_fact(row.payload, SplitCount)
         facts.splits.setdefault(split.source, {})[split.split] = split.records
     return facts
+
+
+def read_native(folders: list[Path]) -> NativeFact:
+    """What all tasks have told of rows that Spark computed."""
+    told = [decode_fact(row.payload, NativeFact) for row in read_edge(folders, NATIVE)]
+    return NativeFact(sum(fact.headers for fact in told), sum(fact.doubts for fact in told))
 
 
 def read_state(folders: list[Path], partition: int | None = None) -> Iterator[tuple[int, str, object, object]]:
