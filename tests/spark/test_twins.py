@@ -131,15 +131,15 @@ def agree(expressions: list[Expression], rows: list[dict[str, Any]], found: list
 
 
 @given(rows=ROWS)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 def test_each_op_with_a_twin_is_equal_where_it_is_sure(spark: Any, rows: list[dict[str, Any]]) -> None:
     expressions = list(every_op())
 
     assert agree(expressions, rows, by_spark(spark, expressions, rows)) > 0
 
 
-@given(rows=ROWS, expressions=st.lists(st.one_of(REAL_NUMBERS, TRUTHS), min_size=20, max_size=40))
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rows=ROWS, expressions=st.lists(st.one_of(REAL_NUMBERS, TRUTHS), min_size=12, max_size=20))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 def test_expressions_of_several_ops_are_equal_where_they_are_sure(
     spark: Any, rows: list[dict[str, Any]], expressions: list[Expression]
 ) -> None:
