@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -91,8 +92,8 @@ def recompute_keys(order: Order, screen: Screen, interrupts: Interrupts) -> Exit
         found: list[Course] = []
         try:
             with interrupts.immediate():
-                session = _session(engine, order.spark)
-                keys = keys if keys is not None else _keys(session, order, stage)
+                session = cache(partial(_session, engine, order.spark))
+                keys = keys if keys is not None else _keys(session(), order, stage)
                 if not keys:
                     screen.note(f"no key of stage {stage.name} is meant: nothing to do")
                     return Exit.FINISHED
@@ -152,7 +153,7 @@ class _Work:
     screen: Screen
     interrupts: Interrupts
 
-    def run(self, session: Any, begun: Callable[[Course], None]) -> Swapped:
+    def run(self, session: Callable[[], Any], begun: Callable[[Course], None]) -> Swapped:
         """Raises JobFailed for what comes while it is computed, else as `recompute_keys`."""
         from pipeline.spark.bulk.engine import BulkOptions
         from pipeline.spark.bulk.output import Selected

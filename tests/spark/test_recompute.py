@@ -46,16 +46,21 @@ def worth(row):
     return row["n"] * (10 if FLAG.exists() and row["k"] in FLAG.read_text().split() else 1)
 
 
+def counted(key, row, before):
+    return {**row, "n": row["n"] + (before or 0)}, (before or 0) + 1
+
+
 flow = Pipeline("balances")
 old = flow.source(read.json("old"), name="old")
 live = flow.source(read.json("live.jsonl*", follow=True), name="live")
 rows = old.union(live, name="rows").filter(lambda row: row["n"] != 13, name="lucky")
-by_key = rows.key_by(lambda row: row["k"], name="hop").key_by(lambda row: row["k"], name="by_key")
+hop = rows.key_by(lambda row: row["k"], name="hop").stateful_map(counted, name="counted")
+by_key = hop.key_by(lambda row: row["k"], name="by_key")
 total = by_key.map(worth, name="worth").reduce(lambda one, other: one + other, name="total")
 total.sink(write.stream("out"), name="running")
 total.last(name="last").sink(write.jsonl("end"), name="end")
 rests = rows.key_by(lambda row: row["n"] % 3, name="by_rest").aggregate(count(), name="counts")
-rests.sink(write.stream("counts"), name="counted")
+rests.sink(write.stream("counts"), name="all_counts")
 """
 
 SENT_BY_APPLICATIONS = """
@@ -133,10 +138,8 @@ class Story:
         return SwapStore(Scripts(self.job.client), record, self.job.plan.up_to(stage.index)).stand().senders
 
     def right(self) -> dict[str, int]:
-        totals = dict.fromkeys(KEYS, 0)
-        for row in self.rows:
-            totals[row["k"]] += row["n"] if row["n"] != 13 else 0
-        return totals
+        numbers = {key: [row["n"] for row in self.rows if row["k"] == key and row["n"] != 13] for key in KEYS}
+        return {key: sum(found) + sum(range(len(found))) for key, found in numbers.items()}
 
     def totals(self) -> dict[str, int]:
         stage = next(stage.index for stage in self.job.plan.stages if stage.name == "by_key")
@@ -148,6 +151,7 @@ class Story:
         assert self.job.state(stages["by_key"]) == {
             (name, key): right[key] for key in KEYS for name in ("total", "last")
         }
+        assert sum(self.job.state(stages["hop"]).values()) == sum(row["n"] != 13 for row in self.rows)
         counts = self.job.state(stages["by_rest"])
         assert sum(counts.values()) == sum(row["n"] != 13 for row in self.rows)
         assert self.job.jobs.read("j").paused == {}
@@ -218,8 +222,8 @@ def test_the_state_of_some_keys_is_that_of_the_files_while_these_grow(
     ]
 
 
+@pytest.mark.usefixtures("no_spark")
 def test_files_that_are_not_as_they_were_are_named_and_nothing_is_changed(
-    spark: Any,  # noqa: ARG001
     story: Story,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -266,13 +270,16 @@ def test_a_growing_file_is_read_from_place_to_place_and_no_further(story: Story)
         rows()
 
 
-def test_what_cannot_be_is_said_before_spark_starts(
-    story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr("pipeline.spark.bulk.engine.open_session", never)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_what_cannot_be_is_said_before_anything_is_begun(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
     Path("keys.txt").write_text("k1")
     Path("none.txt").write_text("\n \n")
     Path("wrong.txt").write_text("k1\n[1.5]\n")
@@ -286,7 +293,7 @@ def test_what_cannot_be_is_said_before_spark_starts(
     assert "'gone.txt' does not exist" in refused("--keys", "gone.txt")
     assert "--keys none.txt: there is no key in it" in refused("--keys", "none.txt")
     assert "--keys wrong.txt, line 2" in refused("--keys", "wrong.txt")
-    assert "several stages with state: total (by_key)" in refused("--keys", "keys.txt")
+    assert "several stages with state: counted (hop), total (by_key)" in refused("--keys", "keys.txt")
     assert "has no stage 'nobody'" in refused("--keys", "keys.txt", "--operator", "nobody")
     assert "--until makes no sense with --job" in refused("--keys", "keys.txt", "--until", "old=3")
     assert run_command(["backfill", "flow.py", "--keys", "keys.txt"]) == 2
@@ -344,8 +351,8 @@ total.sink(write.jsonl("out"), name="out")
 """
 
 
+@pytest.mark.usefixtures("no_spark")
 def test_a_run_goes_on_with_right_state_while_its_file_grows_all_the_time(
-    spark: Any,  # noqa: ARG001
     redis_url: str,
     site: Site,
     monkeypatch: pytest.MonkeyPatch,
@@ -400,8 +407,7 @@ def test_a_run_goes_on_with_right_state_while_its_file_grows_all_the_time(
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Computed]], None]:
-    """What is computed, in the place of Spark."""
-    monkeypatch.setattr("pipeline.spark.bulk.engine.open_session", lambda *_, **__: None)
+    """What is computed, in the place of all that computes."""
 
     def give(call: Callable[[], Computed]) -> None:
         monkeypatch.setattr(SparkRecompute, "__call__", lambda _self, _given: call())

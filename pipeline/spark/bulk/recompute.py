@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,19 +23,20 @@ from pipeline.spark.bulk.output import Selected
 
 HERE_RECORDS: Final = 20_000
 HERE_STATES: Final = 200_000
-"""What is left behind the first call is computed in this process where it is so little, with so much state before."""
+"""So little, with so much state before it, is computed in this process: Spark's tasks cost more than that."""
 
 
 @dataclass
 class SparkRecompute:
     """A `pipeline.recomputing.computed.Recompute`, as a context that leaves nothing behind. Belongs to one thread.
 
-    options: with a number of partitions, and with `keeps_state`. is_remote: Spark runs on other hosts.
+    session: opens one, or gives that again; not called where nothing needs Spark. options: with a number of partitions,
+    and with `keeps_state`. is_remote: Spark runs on other hosts.
     """
 
     target: str
     graph: Graph
-    session: SparkSession
+    session: Callable[[], SparkSession]
     selected: Selected
     options: BulkOptions
     is_remote: bool = False
@@ -62,10 +64,10 @@ class SparkRecompute:
         with ExitStack() as stack:
             run = stack.enter_context(BulkRun(self.target, options, self.is_remote))
             run.prepare()
-            if seed is not None and records <= HERE_RECORDS and count_states(self._folders) <= HERE_STATES:
+            if records <= HERE_RECORDS and count_states(self._folders) <= HERE_STATES:
                 run.compute_here()
             else:
-                run.compute(self.session)
+                run.compute(self.session())
             before, self._stack = self._stack, stack.pop_all()
         before.close()  # only now: its state was the seed
         self._folders = run.folders
