@@ -31,7 +31,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, sql, http, call or kafka.
+    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, delta, sql, http, call or kafka.
 
     `options` holds JSON values and enters the plan, which others may read. `secrets` (addresses with passwords,
     headers) and `fn`, the function of a call sink, stay in the processes that load the graph.
