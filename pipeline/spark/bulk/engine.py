@@ -59,7 +59,7 @@ from pipeline.spark.bulk.faults import translated, words_of
 from pipeline.spark.bulk.frames import Frames
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
-from pipeline.spark.bulk.portions import Portions, Range
+from pipeline.spark.bulk.portions import FilePortions, Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
 from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
 
@@ -212,6 +212,11 @@ class BulkRun:
     def timers(self) -> Iterator[tuple[int, Timer]]:
         """(stage, timer) of those that are open, with `keeps_state`."""
         return read_timers(list(self._folders.values()))
+
+    def pins(self) -> dict[str, str]:
+        """Source -> the split that says which version of a table it reads; of sources that are tables."""
+        files = {name: each.source for name, each in self._portions.items() if isinstance(each, FilePortions)}
+        return {name: source.pin for name, source in files.items() if source.pin}
 
     def publish(self) -> BulkResult:
         """Gives records to sinks with effects, then has the folders of the file sinks appear.
