@@ -1,15 +1,14 @@
-"""Publishes rows as files of a Delta table: they are moved into its folder whole, and then one commit names them all."""
+"""Publishes rows as files of a Delta table: they come into its folder whole, and then one commit names them all."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SinkError
-from pipeline.sinks.columns import ColumnType, column_types
+from pipeline.sinks.columns import column_types
 from pipeline.sinks.committed import CommittedFile
 from pipeline.sinks.delta_table import TableSink, check_fit, new_schema
 from pipeline.sinks.manifest import Part
@@ -19,7 +18,7 @@ from pipeline.sinks.places import make_folder, sync_folder
 
 
 def publish_to_table(table: TableSink, files: Sequence[CommittedFile], folder: Path) -> list[Part]:
-    """The table has the rows of these files, each once, when this returns; `folder` beside it is for what is unfinished.
+    """The table has the rows of these files, each once, when this returns. `folder` beside it is for unfinished files.
 
     May be repeated, also beside another one that does the same. Files that no commit names are nothing to readers.
     A run without rows commits nothing, unless it overwrites a table. Raises SinkError, OSError.

@@ -164,7 +164,7 @@ class TableSink:
         if key is not None and key not in columns.names:
             raise SinkError(
                 f"the Delta table {self.target} has no column {key!r}, and the sink's stream is keyed by it",
-                f"the table has: {', '.join(columns.names)}. Name the key so (key_by(..., name=...)), or write to another",
+                f"the table has: {', '.join(columns.names)}. Key by a field of that name, or write elsewhere",
             )
         if self.overwrites and table.metadata().configuration.get("delta.appendOnly") == "true":
             raise SinkError(f"{self.target} is a Delta table to which rows can only be added", 'take mode="append"')
@@ -176,7 +176,7 @@ class TableSink:
         except (DeltaError, ValueError) as error:
             raise SinkError(
                 f"the Delta table {self.target} refuses: {error}",
-                "see that it can be read and written by other programs",
+                "see whether another program can read and write it",
             ) from error
 
 
@@ -209,7 +209,7 @@ def new_schema(types: Mapping[str, ColumnType], schema: ArrowSchema) -> ArrowSch
 
 
 def check_fit(types: Mapping[str, ColumnType], schema: ArrowSchema, target: Path) -> None:
-    """Returns when rows with columns of these types can be rows of the table. Raises SinkError with the column's name."""
+    """Returns when rows of these types can be rows of the table. Raises SinkError with the column's name."""
     for name, kind in types.items():
         if name not in schema.names:
             raise _misfit(target, name, "does not exist in it", f"it has: {', '.join(schema.names)}")
@@ -224,8 +224,8 @@ def check_fit(types: Mapping[str, ColumnType], schema: ArrowSchema, target: Path
 def _misfit(target: Path, name: str, what: str, more: str) -> SinkError:
     return SinkError(
         f"the results cannot be rows of the Delta table {target}: the column {name!r} {what}",
-        f"{more + '; ' if more else ''}give the rows the table's columns with .map before the sink, change the table, "
-        "or write to another path",
+        f"{more + '; ' if more else ''}change the table and go on with --job-id, which publishes what is computed, "
+        "or give the rows the table's columns with .map before the sink",
     )
 
 

@@ -1,18 +1,14 @@
-"""write.delta: one commit for each run, whoever publishes it and however often it is killed."""
+"""write.delta: what a run adds to a table, and what is refused. Its crashes are in tests/runtime/test_delta_crashes.py."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +16,7 @@ from pipeline import write
 from pipeline.errors import EnvironmentFault, PipelineError, SinkError
 from pipeline.plan import SinkPlan
 from pipeline.records import Batch
-from pipeline.sinks import delta_table, publisher
+from pipeline.sinks import publisher
 from pipeline.sinks.places import staging_folder
 from pipeline.sinks.publisher import Published, check_target, discard, publish
 from pipeline.sinks.staging import StagedFacts, StagingFile
@@ -166,7 +162,10 @@ def test_an_overwrite_without_rows_empties_the_table(tmp_path: Path) -> None:
     st.lists(
         st.lists(
             st.fixed_dictionaries(
-                {"n": st.none() | st.integers(-(2**63), 2**63 - 1), "t": st.none() | st.text(max_size=5)}
+                {
+                    "n": st.none() | st.integers(-(2**63), 2**63 - 1),
+                    "t": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+                }
             ),
             min_size=1,
             max_size=5,
@@ -178,11 +177,7 @@ def test_an_overwrite_without_rows_empties_the_table(tmp_path: Path) -> None:
 def test_any_rows_come_back_once_from_any_number_of_partitions(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[dict[str, Any]]]
 ) -> None:
-    text_ok = [
-        [{**row, "t": None if row["t"] is None else row["t"].encode("utf-8", "replace").decode()} for row in part]
-        for part in parts
-    ]
-    parts = [*text_ok, [{"n": 1, "t": "typed"}]]
+    parts = [*parts, [{"n": 1, "t": "typed"}]]
     sink = a_sink(tmp_path_factory.mktemp("any") / "table")
 
     publish(sink, JOB, [stage(sink, *part, partition=number) for number, part in enumerate(parts)], run="1.0")
@@ -283,7 +278,7 @@ def test_a_table_that_asks_more_of_its_writers_is_refused_before_the_run(tmp_pat
 
     with pytest.raises(SinkError, match=r"partitions \(by p\)"):
         check_target(a_sink(tmp_path / "parted"))
-    with pytest.raises(SinkError, match="checks of rows|checkConstraints"):
+    with pytest.raises(SinkError, match=r"checkConstraints|checks of rows \("):
         check_target(a_sink(tmp_path / "checked"))
     with pytest.raises(SinkError, match="rows can only be added"):
         check_target(a_sink(tmp_path / "growing", "overwrite"))
@@ -308,181 +303,3 @@ def test_a_log_that_cannot_be_read_is_an_error_of_the_sink(tmp_path: Path) -> No
 
     with pytest.raises(SinkError, match="refuses"):
         check_target(a_sink(tmp_path / "table"))
-
-
-# --- once
-
-
-def test_publishing_again_commits_nothing_also_when_nothing_is_staged_any_more(tmp_path: Path) -> None:
-    sink = a_sink(tmp_path / "table")
-    facts = [stage(sink, {"n": 1}, {"n": 2})]
-
-    first = publish(sink, JOB, facts, run="1.0")
-    again = publish(sink, JOB, facts, run="1.0")
-    discard(sink, JOB)
-    last = publish(sink, JOB, facts, run="1.0")
-
-    assert first == again == last
-    assert DeltaTable(tmp_path / "table").version() == 0
-    assert rows_of(tmp_path / "table") == [{"n": 1}, {"n": 2}]
-
-
-def test_publishing_again_after_others_compacted_the_table_commits_nothing(tmp_path: Path) -> None:
-    sink = a_sink(tmp_path / "table")
-    run(sink, {"n": 0}, job="other")
-    facts = [stage(sink, {"n": 1}), stage(sink, {"n": 2}, partition=1)]
-    first = publish(sink, JOB, facts, run="1.0")
-    table = DeltaTable(tmp_path / "table")
-    table.optimize.compact()
-    table.create_checkpoint()
-    version = table.version()
-
-    assert publish(sink, JOB, facts, run="1.0") == first
-
-    assert DeltaTable(tmp_path / "table").version() == version
-    assert rows_of(tmp_path / "table") == [{"n": 0}, {"n": 1}, {"n": 2}]
-
-
-def test_two_sinks_and_two_runs_are_commits_of_their_own(tmp_path: Path) -> None:
-    one = a_sink(tmp_path / "table")
-    facts = [stage(one, {"n": 1})]
-
-    publish(one, JOB, facts, run="1.0")
-    publish(SinkPlan("other", "delta", one.path, {"mode": "append"}, None), JOB, facts, run="1.0")
-    publish(one, JOB, facts, run="2.0")
-
-    assert rows_of(tmp_path / "table") == [{"n": 1}] * 3
-
-
-@pytest.mark.parametrize("exists", [True, False], ids=["a table", "no table"])
-def test_of_two_publishers_at_once_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
-    sink = a_sink(tmp_path / "table")
-    if exists:
-        run(sink, {"n": 0}, job="other")
-    facts = [stage(sink, {"n": 1})]
-    commit = delta_table.TableSink.commit
-    inner: list[Published] = []
-
-    def while_another_is_faster(table: Any, *args: Any) -> None:
-        monkeypatch.setattr(delta_table.TableSink, "commit", commit)
-        opened = table._open()
-        inner.append(publish(sink, JOB, facts, run="1.0"))
-        monkeypatch.setattr(delta_table.TableSink, "_open", once_stale(opened))
-        commit(table, *args)
-
-    monkeypatch.setattr(delta_table.TableSink, "commit", while_another_is_faster)
-    outer = publish(sink, JOB, facts, run="1.0")
-
-    assert [outer] == inner
-    assert rows_of(tmp_path / "table") == [*([{"n": 0}] if exists else []), {"n": 1}]
-
-
-def once_stale(stale: Any) -> Callable[[Any], Any]:
-    """The table as it was before, to the first who asks."""
-    answers, now = iter([stale]), delta_table.TableSink._open
-    return lambda table: next(answers) if answers.__length_hint__() else now(table)  # type: ignore[attr-defined]
-
-
-class _Killed(BaseException):
-    """The process is gone: nothing that it would have done follows."""
-
-
-STEPS = [
-    (Path, "mkdir"),
-    (Path, "open"),
-    (Path, "rename"),
-    (os, "fsync"),
-    (shutil, "rmtree"),
-    (delta_table, "create_table_with_add_actions"),
-    (delta_table.DeltaTable, "create_write_transaction"),
-]
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, at: int, *, is_done: bool) -> Callable[[], int]:
-    """Has this process die at the `at`-th call that changes a disk, before it or behind it. Gives the calls so far."""
-    numbers = count(1)
-    seen = [0]
-
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **options: Any) -> Any:
-            seen[0] = next(numbers)
-            if seen[0] > at or (seen[0] == at and not is_done):
-                raise _Killed
-            result = call(*args, **options)
-            if seen[0] == at:
-                if hasattr(result, "close"):
-                    result.close()
-                raise _Killed
-            return result
-
-        return step
-
-    for owner, name in STEPS:
-        monkeypatch.setattr(owner, name, wrapped(getattr(owner, name)))
-    return lambda: seen[0]
-
-
-def killings(case: Callable[[pytest.MonkeyPatch, int, bool], bool]) -> Iterator[tuple[int, bool]]:
-    """Each step, killed before and behind it, until there is none left."""
-    for at in count(1):
-        for is_done in (False, True):
-            with pytest.MonkeyPatch.context() as monkeypatch:
-                if not case(monkeypatch, at, is_done):
-                    return
-            yield at, is_done
-
-
-@pytest.mark.parametrize(
-    ("mode", "exists"),
-    [("append", True), ("overwrite", True), ("append", False)],
-    ids=["append", "overwrite", "a new table"],
-)
-def test_a_publisher_killed_at_any_step_is_made_good_by_the_next(tmp_path: Path, mode: str, exists: bool) -> None:
-    ours = [{"n": 1}, {"n": 2}]
-    earlier = [{"n": 0}] if exists else []
-    numbers = count()
-    held: dict[str, Any] = {}
-
-    def killed(monkeypatch: pytest.MonkeyPatch, at: int, is_done: bool) -> bool:
-        folder = tmp_path / f"{next(numbers)}"
-        if exists:
-            run(a_sink(folder / "table"), *earlier, job="other")
-        sink = a_sink(folder / "table", mode)
-        facts = [stage(sink, ours[0]), stage(sink, ours[1], partition=1)]
-        held.update(folder=folder, sink=sink, facts=facts)
-        dying(monkeypatch, at, is_done=is_done)
-        try:
-            publish(sink, JOB, facts, run="1.0")
-        except _Killed:
-            return True
-        return False
-
-    whole = ours if mode == "overwrite" else [*earlier, *ours]
-    met = 0
-    for _ in killings(killed):
-        met += 1
-        folder, sink, facts = held["folder"], held["sink"], held["facts"]
-        if (folder / "table" / "_delta_log").exists():
-            assert rows_of(folder / "table") in (earlier, whole)
-
-        published = publish(sink, JOB, facts, run="1.0")
-        discard(sink, JOB)
-
-        assert (published.files, published.records) == (2, 2)
-        assert rows_of(folder / "table") == whole
-        assert DeltaTable(folder / "table").version() == int(exists)
-        assert entries(folder) == ["table"]
-        assert len(list((folder / "table").glob("part-*"))) == len(earlier) + 2, "the same names again"
-    assert met > 20
-
-
-def test_a_foreign_transaction_of_the_table_does_not_count_as_ours(tmp_path: Path) -> None:
-    write_deltalake(
-        tmp_path / "table",
-        pa.table({"n": [0]}),
-        commit_properties=CommitProperties({"celeriac": "no outcome"}, app_transactions=[Transaction("other", 5)]),
-    )
-
-    run(a_sink(tmp_path / "table"), {"n": 1})
-
-    assert rows_of(tmp_path / "table") == [{"n": 0}, {"n": 1}]
