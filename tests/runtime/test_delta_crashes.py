@@ -174,12 +174,30 @@ def killings(case: Callable[[pytest.MonkeyPatch, int, bool], bool]) -> Iterator[
             yield at, is_done
 
 
-@pytest.mark.parametrize(
-    ("mode", "exists"),
-    [("append", True), ("overwrite", True), ("append", False)],
-    ids=["append", "overwrite", "a new table"],
-)
-def test_a_publisher_killed_at_any_step_is_made_good_by_the_next(tmp_path: Path, mode: str, exists: bool) -> None:
+def test_an_overwrite_killed_behind_its_commit_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(a_sink(tmp_path / "table"), {"n": 0}, job="other")
+    sink = a_sink(tmp_path / "table", "overwrite")
+    facts = [stage(sink, {"n": 1})]
+    commit = delta_table.TableSink.commit
+
+    def then_dies(*args: Any) -> None:
+        commit(*args)
+        raise _Killed
+
+    with monkeypatch.context() as context:
+        context.setattr(delta_table.TableSink, "commit", then_dies)
+        with pytest.raises(_Killed):
+            publish(sink, JOB, facts, run="1.0")
+    run(a_sink(tmp_path / "table"), {"n": 2}, job="another")
+
+    assert publish(sink, JOB, facts, run="1.0").records == 1
+    assert rows_of(tmp_path / "table") == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["a table", "no table"])
+def test_a_publisher_killed_at_any_step_is_made_good_by_the_next(tmp_path: Path, exists: bool) -> None:
     ours = [{"n": 1}, {"n": 2}]
     earlier = [{"n": 0}] if exists else []
     numbers = count()
@@ -189,7 +207,7 @@ def test_a_publisher_killed_at_any_step_is_made_good_by_the_next(tmp_path: Path,
         folder = tmp_path / f"{next(numbers)}"
         if exists:
             run(a_sink(folder / "table"), *earlier, job="other")
-        sink = a_sink(folder / "table", mode)
+        sink = a_sink(folder / "table")
         facts = [stage(sink, ours[0]), stage(sink, ours[1], partition=1)]
         held.update(folder=folder, sink=sink, facts=facts)
         dying(monkeypatch, at, is_done=is_done)
@@ -199,7 +217,7 @@ def test_a_publisher_killed_at_any_step_is_made_good_by_the_next(tmp_path: Path,
             return True
         return False
 
-    whole = ours if mode == "overwrite" else [*earlier, *ours]
+    whole = [*earlier, *ours]
     met = 0
     for _ in killings(killed):
         met += 1

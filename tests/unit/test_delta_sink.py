@@ -1,4 +1,4 @@
-"""write.delta: what a run adds to a table, and what is refused. Its crashes are in tests/runtime/test_delta_crashes.py."""
+"""write.delta: what a run adds to a table, and what is refused. Crashes are in tests/runtime/test_delta_crashes.py."""
 
 from __future__ import annotations
 
