@@ -16,7 +16,7 @@ from pipeline.schemas import Column
 class SourceSpec:
     """What a source reads. `path` is a file, folder or glob.
 
-    `format` is text, csv, json, parquet, iterable, producer, generator, sql, redis_stream or kafka.
+    `format` is text, csv, json, parquet, delta, iterable, producer, generator, sql, redis_stream or kafka.
     `options` holds JSON values only (column names, delimiter, engine, ...) and enters the plan, which others may read.
     `items` makes the values of an iterable source, `fn` those of a generator source. `secrets` (addresses with
     passwords) and the functions stay in the processes that load the graph.
@@ -32,7 +32,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, sql, http, call or kafka.
+    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, delta, sql, http, call or kafka.
 
     `options` holds JSON values and enters the plan, which others may read. `secrets` (addresses with passwords,
     headers) and `fn`, the function of a call sink, stay in the processes that load the graph.

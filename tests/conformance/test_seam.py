@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from msgspec import structs
 
 from pipeline import Pipeline, count, hold_key, read, write
@@ -248,6 +250,44 @@ def test_files_that_were_read_to_a_cut_go_on_there(spark: Any, redis_url: str, t
     assert sum(len(text.splitlines()) for text in history) == 500
     assert len(results) == 500
     assert {key: max(value for each, value in results if each == key) for key in expected} == expected
+
+
+def test_a_table_that_was_read_to_a_cut_goes_on_there_in_the_same_version(
+    spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    from pipeline.sources.runner import feed_source
+
+    write_deltalake(tmp_path / "table", pa.table({"n": list(range(100))}))
+    write_deltalake(tmp_path / "table", pa.table({"n": list(range(100, 200))}), mode="append")
+    pipeline = Pipeline("table")
+    spec = read.delta(tmp_path / "table")
+    pipeline.source(spec, name="rows").map(lambda row: row["n"], name="n").sink(write.stream("all"), name="all")
+    graph, history = pipeline.graph(), list[Any]()
+    options = BulkOptions(
+        partitions=2,
+        ranges=first_records(graph, {"rows": 150}, Limits()),
+        keeps_state=True,
+        ends_input=False,
+        takers={"all": lambda batch: history.extend(batch.values)},
+    )
+    with BulkRun(pipeline, options) as run:
+        run.prepare()
+        run.compute(spark)
+        with handed_over(run, LocalPlace(tmp_path / "savepoints"), "s"):
+            run.publish()
+    DeltaTable(tmp_path / "table").optimize.compact()
+
+    with LocalJob(redis_url, pipeline, savepoint=Savepoint.at(str(tmp_path / "savepoints/s"))) as job:
+        job.assign()
+        feed_source(spec, FeedAddress(redis_url, "j", "rows"))
+        job.end_input()
+        job.run_until_idle()
+        job.assert_done()
+        job.drain_outputs()
+        rest = [value for _, value in job.outputs["all"]]
+
+    assert len(history) == 150
+    assert sorted([*history, *rest]) == list(range(200))
 
 
 def test_a_dead_letter_that_holds_its_key_lets_no_savepoint_be_written(spark: Any, tmp_path: Path) -> None:

@@ -153,7 +153,10 @@ def first_records(graph: Graph, counts: Mapping[str, int], limits: Limits) -> Ra
         if spec.items is not None:
             found[name] = {ITERABLE_SPLIT: (0, count)}
         else:
-            found[name] = _first_of_files(FilePortions.of(open_files(spec)), count, limits)
+            files = open_files(spec)
+            found[name] = _first_of_files(FilePortions.of(files), count, limits)
+            if files.pin:
+                found[name][files.pin] = (0, 0)
     return found
 
 

@@ -256,6 +256,11 @@ class BulkRun:
         """(stage, timer) of those that are open, with `keeps_state`."""
         return read_timers(list(self._folders.values()))
 
+    def pins(self) -> dict[str, str]:
+        """Source -> the split that says which version of a table it reads; of sources that are tables."""
+        files = {name: each.source for name, each in self._portions.items() if isinstance(each, FilePortions)}
+        return {name: source.pin for name, source in files.items() if source.pin}
+
     def publish(self) -> BulkResult:
         """Gives records to sinks with effects, then has the folders of the file sinks appear.
 

@@ -59,10 +59,16 @@ def handed_over(run: BulkRun, place: Place, name: str) -> Iterator[Manifest]:
 
 
 def positions(run: BulkRun) -> dict[str, dict[str, int]]:
-    """Source -> split -> the number of its last record that was wanted and read; splits without one are left out."""
-    return {
+    """Source -> split -> the number of its last record that was wanted and read; splits without one are left out.
+
+    Of a table also, with 0, the split that says which version was read.
+    """
+    found = {
         source: {split: last for split, last in splits.items() if last} for source, splits in run.facts.splits.items()
     }
+    for source, pin in run.pins().items():
+        found.setdefault(source, {})[pin] = 0
+    return found
 
 
 class _Handover:

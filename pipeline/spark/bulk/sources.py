@@ -21,6 +21,7 @@ from pipeline.sources.feed import SplitWriter
 from pipeline.sources.generated import GENERATOR_SPLIT, Generated
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import ITERABLE_SPLIT, ItemChunk, groups
+from pipeline.sources.versions import at_version
 from pipeline.spark.bulk.portions import CollectingLane, FilePortions, Piece, Portions, Range, StagedPortions
 
 _SCHEMA: Final = pa.schema([("split", pa.string()), ("payload", pa.binary()), ("numbers", pa.int64())])
@@ -75,7 +76,7 @@ def open_sources(
         elif node.spec.items is not None or node.spec.format == "generator":
             found[node.name] = _staged(node, folder, limits, wanted)
         else:
-            files = open_files(node.spec)
+            files = open_files(at_version(node.spec, wanted))
             if files.doubt():
                 doubts.append(f"{node.spec.path}: {files.doubt()}")
             found[node.name] = FilePortions.of(files, wanted)
