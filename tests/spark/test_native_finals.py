@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from pipeline import Pipeline, col, count, itself, maximum, mean, minimum, read, record, together, total, write
 from pipeline.api import KeyedStream, Stream
@@ -221,6 +222,10 @@ def not_native(source: Any, build: Callable[[Stream], KeyedStream], **options: A
     [
         (lambda rows: rows.filter(lambda row: row["n"]).key_by("k").aggregate(count()).last(), "no expression"),
         (lambda rows: rows.flat_map(lambda row: [row]).key_by("k").aggregate(count()).last(), "more than a filter"),
+        (
+            lambda rows: rows.transform(lambda f: f, schema="k string").key_by("k").aggregate(count()).last(),
+            "more than",
+        ),
         (lambda rows: rows.filter(col("n")).key_by("k").aggregate(count()).last(), "no truth value"),
         (lambda rows: rows.key_by("missing").aggregate(count()).last(), "each record fails"),
         (lambda rows: rows.key_by("f").aggregate(count()).last(), "texts and whole numbers"),
@@ -251,11 +256,13 @@ def test_what_spark_does_not_read_as_python_does_is_read_by_python(tmp_path: Pat
         file.write(b"a\n")
     times = pa.table({"k": [1], "at": pa.array([0], pa.timestamp("us"))})
     pq.write_table(times, tmp_path / "in.parquet")
+    write_deltalake(tmp_path / "table", pa.table({"k": ["a"], "n": [1]}), partition_by=["k"])
 
     assert "no declared types" in not_native(read.json(tmp_path / "in.json"), by_word)
     assert "passes over _in.txt" in not_native(read.text(tmp_path / "_in.txt"), by_word)
     assert "compressed" in not_native(read.text(tmp_path / "in.txt.gz"), by_word)
     assert "'at' is of the type" in not_native(read.parquet(tmp_path / "in.parquet"), by_word)
+    assert "the log of its table" in not_native(read.delta(tmp_path / "table"), by_word)
     assert "no source of files" in not_native(read.iterable([1]), by_word)
 
 

@@ -75,6 +75,8 @@ def shape_of(source: FileInput) -> Shape:
             raise NoTwin(f"{name} is compressed")
         if name.startswith(HIDDEN) or name.endswith(_COPYING):
             raise NoTwin(f"Spark passes over {name}")
+    if source.pin:
+        raise NoTwin("Spark does not know the log of its table")
     match source.form:
         case TextFormat():
             return Kind.TEXT
