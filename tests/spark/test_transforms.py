@@ -377,9 +377,12 @@ def test_a_worker_or_a_burst_on_spark_refuses_the_job(
     jobs = JobStore(Scripts(connect(redis_url)))
     jobs.create("j", compile_plan(flow, 1, Limits()))
 
-    for command in (["worker", "j", "flow.py", "--engine", "spark"], ["burst", "j", "flow.py", "--dry-run"]):
+    for who, command in (
+        ("a streaming query", ["worker", "j", "flow.py", "--engine", "spark"]),
+        ("a burst", ["burst", "j", "flow.py", "--dry-run"]),
+    ):
         assert run_command(command) == Exit.USAGE
-        assert "operator 'op' works on DataFrames, and a streaming query, whose tasks" in capsys.readouterr().err
+        assert f"operator 'op' works on DataFrames, and {who}, whose tasks" in capsys.readouterr().err
 
 
 # in bulk
