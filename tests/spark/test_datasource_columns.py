@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from pipeline.codec import decode_value, encode_value  # noqa: E402
+from pipeline.codec import encode_batch, encode_value  # noqa: E402
 from pipeline.errors import InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
 from pipeline.reading.keytext import parse_key  # noqa: E402
 from pipeline.records import Batch  # noqa: E402
 from pipeline.settings import Limits  # noqa: E402
-from pipeline.spark.datasource.columns import ResultColumns, Rows  # noqa: E402
+from pipeline.spark.datasource.columns import ResultColumns  # noqa: E402
 from pipeline.spark.datasource.numbered import NumberedRows  # noqa: E402
 from pipeline.spark.datasource.options import OPTIONS, Use, parse, table_of_options  # noqa: E402
 from pipeline.spark.datasource.records import CHUNK_RECORDS, Records, check_order, chunks_of, layout_of, records_of  # noqa: E402
 from pipeline.spark.datasource.staged import StagedBatch, write_part  # noqa: E402
+from pipeline.store.ranges import Piece  # noqa: E402
 from tests.docs.pages import DOCS  # noqa: E402
 from tests.runtime.harness import LocalJob  # noqa: E402
 from tests.spark.frames import a_job, outputs  # noqa: E402
@@ -57,10 +58,8 @@ VALUES = st.recursive(
 KEYS = st.text() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.tuples(st.text(), st.integers(0, 9))
 
 
-def rows_of(values: list[Any], keys: list[Any] | None = None, times: list[int] | None = None) -> Rows:
-    rows = Rows()
-    rows.add(Batch(values, keys, times), 7, 1)
-    return rows
+def pieces_of(values: list[Any], keys: list[Any] | None = None, times: list[int] | None = None) -> list[Piece]:
+    return [Piece(7, len(values), 0, 1, encode_batch(Batch(values, keys, times)))]
 
 
 @given(st.lists(VALUES, max_size=6), st.data())
@@ -68,7 +67,7 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
     keys = data.draw(st.lists(KEYS, min_size=len(values), max_size=len(values)))
     stored = [encode_value(value) for value in values]
 
-    table = ResultColumns(RESULTS, "json").batch(rows_of([decode_value(data) for data in stored], keys)).to_pylist()
+    table = ResultColumns(RESULTS, "json").batch(pieces_of(values, keys)).to_pylist()
 
     again = [
         encode_value(msgspec.json.decode(row["value"])) if row["packed"] is None else row["packed"] for row in table
@@ -79,10 +78,9 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
 
 
 def test_entries_with_and_without_keys_and_times_stand_in_one_batch() -> None:
-    rows = rows_of([1])
-    rows.add(Batch(["a"], [("k", 1)], [1_000]), 8, 0)
+    pieces = [*pieces_of([1]), Piece(8, 1, 0, 0, encode_batch(Batch(["a"], [("k", 1)], [1_000])))]
 
-    table = ResultColumns(RESULTS, "text").batch(rows).to_pylist()
+    table = ResultColumns(RESULTS, "text").batch(pieces).to_pylist()
 
     moment = datetime.fromtimestamp(1, UTC)
     assert [(row["key"], row["value"], row["time"], row["partition"]) for row in table] == [
@@ -110,12 +108,12 @@ def test_columns_of_a_schema_come_from_the_value() -> None:
         "names": {"x": 1},
     }
 
-    [row] = ResultColumns(schema, "json").batch(rows_of([value], [5])).to_pylist()
+    [row] = ResultColumns(schema, "json").batch(pieces_of([value], [5])).to_pylist()
 
     assert (row["n"], str(row["day"]), str(row["price"]), row["key"]) == (1, "2024-02-29", "1.50", 5)
     assert row["names"] == [("x", 1.0)]
     assert row["deep"][0]["a"] == 2
-    [missing] = ResultColumns(schema, "json").batch(rows_of([{}], [5])).to_pylist()
+    [missing] = ResultColumns(schema, "json").batch(pieces_of([{}], [5])).to_pylist()
     assert missing["n"] is None
 
 
@@ -142,14 +140,14 @@ def test_a_value_that_would_be_cut_or_guessed_is_refused_with_its_number(kind: A
     columns = ResultColumns(pa.schema([("n", kind)]), "json")
 
     with pytest.raises(ReadingError, match=r"result 8: column 'n' is .*, and the value is"):
-        columns.batch(rows_of([{"n": None}, {"n": value}]))
+        columns.batch(pieces_of([{"n": None}, {"n": value}]))
 
 
 def test_a_value_that_is_no_object_has_no_columns() -> None:
     with pytest.raises(ReadingError, match="result 7 is 3, which has no columns n"):
-        ResultColumns(pa.schema([("n", pa.int32())]), "json").batch(rows_of([3]))
+        ResultColumns(pa.schema([("n", pa.int32())]), "json").batch(pieces_of([3]))
 
-    [row] = ResultColumns(pa.schema([("value", pa.int32())]), "json").batch(rows_of([3])).to_pylist()
+    [row] = ResultColumns(pa.schema([("value", pa.int32())]), "json").batch(pieces_of([3])).to_pylist()
     assert row == {"value": 3}
 
 
