@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,17 +32,27 @@ class CpuSeconds:
 
 def cpu_seconds(jvm: int, redis: int) -> CpuSeconds:
     """So far. Spark's Python workers are what descends from the JVM; those that have ended count while a parent lives."""
-    workers = sum(_used(pid) for pid in _descendants(jvm))
-    return CpuSeconds(_used(jvm, with_ended=False), workers + _used(os.getpid(), with_ended=False), _used(redis))
+    processes = {number: found for path in Path("/proc").glob("[0-9]*") if (found := _read(number := int(path.name)))}
+    workers, parents = list[int](), {jvm}
+    while parents:
+        parents = {pid for pid, process in processes.items() if process.parent in parents}
+        workers += parents
+    python = processes[os.getpid()].own + sum(processes[pid].with_ended for pid in workers)
+    return CpuSeconds(processes[jvm].own, python, processes[redis].own)
 
 
-def _descendants(parent: int) -> Iterator[int]:
-    for thread in Path(f"/proc/{parent}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            yield int(child)
-            yield from _descendants(int(child))
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """with_ended: with that of children that have ended."""
+
+    parent: int
+    own: float
+    with_ended: float
 
 
-def _used(pid: int, *, with_ended: bool = True) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11 : 15 if with_ended else 13])) / _TICKS
+def _read(pid: int) -> _Process | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it has just ended
+    return _Process(int(fields[1]), sum(map(int, fields[11:13])) / _TICKS, sum(map(int, fields[11:15])) / _TICKS)

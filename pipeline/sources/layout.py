@@ -24,7 +24,6 @@ class FileInput:
 
     path: str
     splits: tuple[Split, ...]
-    split_bytes: int
     form: Format
 
     @property
@@ -64,4 +63,4 @@ def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
             form = parquet_format(files, spec.options.get("columns"))
         case other:
             raise PipelineError(f"there is no format {other!r} to read", hint="use text, csv, json or parquet")
-    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), split_bytes, form)
+    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), form)
