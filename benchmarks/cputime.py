@@ -31,7 +31,7 @@ class CpuSeconds:
 
 
 def cpu_seconds(jvm: int, redis: int) -> CpuSeconds:
-    """So far. Spark's Python workers are what descends from the JVM; those that have ended count while a parent lives."""
+    """So far. Spark's Python workers descend from the JVM; those that have ended count while their parent lives."""
     processes = {number: found for path in Path("/proc").glob("[0-9]*") if (found := _read(number := int(path.name)))}
     workers, parents = list[int](), {jvm}
     while parents:

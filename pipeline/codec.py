@@ -72,9 +72,9 @@ def decode_batch(payload: bytes) -> Batch:
 
 
 def decoder_of(kind: Any) -> Callable[[bytes], Batch]:
-    """`decode_batch` for values that are all of `kind`, a type as msgspec has them: sooner, as that instead of as dicts.
+    """`decode_batch` for values that are all of `kind`, a type as msgspec has them: they come as that, and sooner.
 
-    Raises DecodingError for all others, too.
+    It raises DecodingError for all others, too.
     """
     fields = [(field.name, list[kind] if field.name == "values" else field.type) for field in struct_fields(_Columns)]
     columns = msgspec.defstruct("_ColumnsOfKind", fields, array_like=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from pipeline.codec import encode_batch, encode_value  # noqa: E402
-from pipeline.errors import InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
+from pipeline.errors import DecodingError, InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
 from pipeline.reading.keytext import parse_key  # noqa: E402
 from pipeline.records import Batch  # noqa: E402
 from pipeline.settings import Limits  # noqa: E402
@@ -55,6 +56,14 @@ VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4),
 )
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
 KEYS = st.text() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.tuples(st.text(), st.integers(0, 9))
 
 
@@ -75,6 +84,37 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
     assert again == stored
     assert [parse_key(row["key"]) for row in table] == keys
     assert [row["position"] for row in table] == list(range(7, 7 + len(values)))
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=6))
+def test_what_json_gives_back_is_json_and_nothing_else(values: list[Any]) -> None:
+    table = ResultColumns(RESULTS, "json").batch(pieces_of(values)).to_pylist()
+
+    assert [(json.loads(row["value"]), row["packed"]) for row in table] == [(value, None) for value in values]
+
+
+@pytest.mark.parametrize(
+    "odd", [float("nan"), float("inf"), b"x", {1: 2}, [[[b"x"]]], {"a": {"b": -float("inf")}}], ids=str
+)
+def test_one_value_that_json_has_not_is_packed_and_leaves_the_others_as_they_are(odd: Any) -> None:
+    pieces = [*pieces_of([1, "a\n"]), Piece(9, 2, 0, 0, encode_batch(Batch([{"a": [1.5]}, odd])))]
+
+    table = ResultColumns(RESULTS, "json").batch(pieces).to_pylist()
+
+    assert [row["value"] for row in table] == ["1", '"a\\n"', '{"a":[1.5]}', None]
+    assert [row["packed"] for row in table] == [None, None, None, encode_value(odd)]
+    assert [(row["partition"], row["position"]) for row in table] == [(1, 7), (1, 8), (0, 9), (0, 10)]
+
+
+def test_part_of_an_entry_is_read_and_one_that_is_too_short_is_an_error() -> None:
+    payload = encode_batch(Batch([1, 2, 3], ["a", "b", "c"]))
+    columns = ResultColumns(RESULTS, "json")
+
+    table = columns.batch([Piece(8, 2, 1, 0, payload)]).to_pylist()
+
+    assert [(row["key"], row["value"], row["position"]) for row in table] == [("b", "2", 8), ("c", "3", 9)]
+    with pytest.raises(DecodingError, match="result 7: its entry holds 3 records, not 4"):
+        columns.batch([Piece(7, 4, 0, 0, payload)])
 
 
 def test_entries_with_and_without_keys_and_times_stand_in_one_batch() -> None:
@@ -117,10 +157,21 @@ def test_columns_of_a_schema_come_from_the_value() -> None:
     assert missing["n"] is None
 
 
+def test_a_field_is_found_under_any_name_and_is_null_where_it_is_missing() -> None:
+    names = ["field_1", "n.x", "ü b", "class", "values"]
+    values = [{name: number for number, name in enumerate(names)}, {"values": 9, "other": b"x"}]
+
+    for more in ([], ['a"b', "a\\b"]):
+        schema = pa.schema([(name, pa.int64()) for name in [*names, *more]])
+        table = ResultColumns(schema, "json").batch(pieces_of(values)).to_pylist()
+        assert table == [{name: value.get(name) for name in schema.names} for value in values]
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
         (pa.int32(), 1.5),
+        (pa.float64(), 2**53 + 1),
         (pa.int32(), 2**40),
         (pa.int32(), True),
         (pa.int64(), "1"),

@@ -34,9 +34,8 @@ _OWN: Final = frozenset({"key", "value", "packed", "time", "partition", "positio
 _KEYS_KEPT: Final = 100_000
 _EXACT: Final = frozenset({str, int, bool, type(None)})
 """Types whose values JSON always gives back as they are."""
-_Leaf: TypeAlias = (
-    str | int | bool | None | Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)]
-)
+_Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)]
+_Leaf: TypeAlias = str | int | bool | _Finite | None
 _Inner: TypeAlias = _Leaf | list[_Leaf] | dict[str, _Leaf]
 _PlainValue: TypeAlias = _Leaf | list[_Inner] | dict[str, _Inner]
 """What JSON always gives back as it is: decoded as this, a value needs no second look. Most are no deeper."""

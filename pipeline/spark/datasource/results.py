@@ -211,7 +211,10 @@ def output_of(scripts: Scripts, options: Options) -> tuple[str, Limits]:
 
 
 def read_results(options: Options, schema: Any, part: Any) -> Iterator[Any]:
-    """The Arrow batches of one task. Raises StaleReader, JobRestored, UnknownJob, ReadingError, DecodingError, StoreError."""
+    """The Arrow batches of one task.
+
+    Raises StaleReader, JobRestored, UnknownJob, ReadingError, DecodingError, StoreError.
+    """
     if not isinstance(part, ResultRange):
         return  # Spark makes a partition of its own where there is none
     columns = ResultColumns(to_arrow_schema(schema, timezone="UTC"), options.text("value_as"))
