@@ -31,13 +31,14 @@ class CpuSeconds:
 
 
 def cpu_seconds(jvm: int, redis: int) -> CpuSeconds:
-    """So far. Spark's Python workers descend from the JVM; those that have ended count while their parent lives."""
+    """So far. Spark's Python workers descend from the JVM."""
     processes = {number: found for path in Path("/proc").glob("[0-9]*") if (found := _read(number := int(path.name)))}
     workers, parents = list[int](), {jvm}
     while parents:
         parents = {pid for pid, process in processes.items() if process.parent in parents}
         workers += parents
-    python = processes[os.getpid()].own + sum(processes[pid].with_ended for pid in workers)
+    ended = processes[jvm].with_ended - processes[jvm].own
+    python = processes[os.getpid()].own + ended + sum(processes[pid].with_ended for pid in workers)
     return CpuSeconds(processes[jvm].own, python, processes[redis].own)
 
 

@@ -23,7 +23,7 @@ from pipeline.codec import decoder_of, encode_value, shown
 from pipeline.errors import DecodingError, ReadingError
 from pipeline.reading.keytext import key_text
 from pipeline.records import Batch
-from pipeline.spark.datasource.fitting import fitted
+from pipeline.spark.datasource.fitting import exact_type, fitted
 from pipeline.store.ranges import Piece
 
 RESULT_SCHEMA: Final = "key STRING, value STRING, packed BINARY, time TIMESTAMP, partition INT, position BIGINT"
@@ -113,7 +113,9 @@ class ResultColumns:
             return None
         names = {f"field_{number}": name for number, name in enumerate(self._fields)}
         try:
-            kind = msgspec.defstruct("_Fields", [(name, Any, None) for name in names], rename=names, gc=False)
+            kinds = (exact_type(self._schema.field(name).type) for name in self._fields)
+            fields = [(name, kind, None) for name, kind in zip(names, kinds, strict=True)]
+            kind = msgspec.defstruct("_Fields", fields, rename=names, gc=False)
         except ValueError:  # a name with quotes in it
             return None
         return decoder_of(kind)
@@ -166,7 +168,7 @@ class ResultColumns:
                 return _fitted(rows.values, field, rows)
         if rows.is_known:
             place = attrgetter(f"field_{self._fields.index(field.name)}")
-            return _fitted(list(map(place, rows.values)), field, rows)
+            return _fitted(list(map(place, rows.values)), field, rows, is_exact=True)
         return _fitted([value.get(field.name) for value in rows.values], field, rows)
 
     def _key_column(self, kind: Any, rows: _Rows) -> Any:
@@ -243,10 +245,10 @@ def _json_column(values: list[Any]) -> Any:
     return pc.split_pattern(pa.array([_encoder.encode_lines(values)], pa.string()), "\n").flatten()[: len(values)]
 
 
-def _fitted(values: list[Any], field: Any, rows: _Rows) -> Any:
+def _fitted(values: list[Any], field: Any, rows: _Rows, *, is_exact: bool = False) -> Any:
     """The column. Raises ReadingError, naming the first result whose value is not of the column's type."""
     try:
-        return fitted(values, field.type)
+        return fitted(values, field.type, is_exact=is_exact)
     except ValueError as error:
         index = error.args[0]
         raise ReadingError(
