@@ -25,6 +25,7 @@ from pipeline.sources.feed import SourceSummary
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import read_locally
 from pipeline.sources.runner import feed_source
+from pipeline.sources.splits import portions_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -197,6 +198,16 @@ def test_parquet_is_equal_in_values_and_row_groups(spark: Any, tmp_path: Path) -
 
     assert summary.records == size
     assert summary.splits > 1
+
+
+def test_a_large_file_is_equal_when_several_tasks_append_it(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{n} {'x' * (n % 2_000)}\n" for n in range(6_000)))
+
+    _, summary = read_twice(spark, tmp_path, "text", path, 1 << 20)
+
+    assert len(portions_of(open_files(SourceSpec("text", str(path)), 1 << 20).splits)) > 2
+    assert (summary.splits, summary.records) == (6, 6_000)
 
 
 @pytest.mark.usefixtures("spark")
