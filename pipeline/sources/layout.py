@@ -25,7 +25,6 @@ class FileInput:
 
     path: str
     splits: tuple[Split, ...]
-    split_bytes: int
     form: Format
     pin: str = ""
 
@@ -68,11 +67,11 @@ def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
             form = parquet_format(files, spec.options.get("columns"))
         case other:
             raise PipelineError(f"there is no format {other!r} to read", hint="use text, csv, json, parquet or delta")
-    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), split_bytes, form)
+    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), form)
 
 
 def _open_table(spec: SourceSpec, split_bytes: int) -> FileInput:
     from pipeline.sources.deltatable import delta_files  # delta-rs is an extra
 
     files, form, version = delta_files(spec.path, spec.options["version"], spec.options["columns"])
-    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), split_bytes, form, version_split(version))
+    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), form, version_split(version))

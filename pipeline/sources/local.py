@@ -59,7 +59,7 @@ def read_locally(source: FileInput, address: FeedAddress) -> SourceSummary:
     Raises InputError for a file that cannot be read or has changed; what was appended until then stays.
     """
     feed = address.open()
-    counts = [_read_split(source, split, feed) for split in source.splits]
+    counts = [read_split(source, split, feed) for split in source.splits]
     return SourceSummary(sum(1 for count in counts if count), sum(counts), source.describe())
 
 
@@ -72,7 +72,8 @@ def read_items(items: Callable[[], Iterable[Any]], address: FeedAddress) -> Sour
     return SourceSummary(1 if count else 0, count)
 
 
-def _read_split(source: FileInput, split: Split, feed: Feed) -> int:
+def read_split(source: FileInput, split: Split, feed: Feed) -> int:
+    """Appends the records of one split, ends it, and returns their number. Raises as `read_locally`."""
     writer = SplitWriter(feed, split.name)
     if isinstance(source.form, TextFormat | JsonLinesFormat | CsvFormat):
         cutter = LineCutter(source.form, split)

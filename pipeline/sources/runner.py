@@ -63,7 +63,7 @@ def _read(source: FileInput, address: FeedAddress, reader: str, master: str) -> 
             from pipeline.spark.session import spark_session  # PySpark is an extra
             from pipeline.spark.source import read_with_spark
 
-            # Here Spark only cuts files into lines, the rest is Python: an early start is worth more than peak speed.
+            # Here Spark only deals out blocks, the rest is Python: an early start is worth more than peak speed.
             return read_with_spark(spark_session(master, starts_fast=True), source, address)
         case _:
             raise InputError(f"there is no reader {reader!r}", hint="use auto, local or spark")

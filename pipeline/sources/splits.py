@@ -6,7 +6,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,12 @@ from pipeline.errors import InputError
 
 SPLIT_BYTES: Final = 8 << 20
 """Length of a block. A job that goes on reading after a restart must use the same."""
+
+_LEAST_BYTES: Final = 2 << 20
+"""Below this a task costs Spark more than its work."""
+
+_TASKS: Final = 16
+"""A small input is dealt out to about so many tasks, whatever the cores: what a task reads must not depend on them."""
 
 COMPRESSED: Final = frozenset({".gz", ".bz2"})
 """File name endings whose files are unpacked while reading and are one split each."""
@@ -93,6 +99,23 @@ def plan_splits(files: Iterable[Path], split_bytes: int = SPLIT_BYTES) -> list[S
             for start in range(0, facts.st_size, max(step, 1))
         ]
     return splits
+
+
+def portions_of(splits: Sequence[Split]) -> tuple[range, ...]:
+    """The places of consecutive splits that one task of Spark reads. Whatever the cores, they are the same.
+
+    Small files share a task: up to the length of a block, or less where that would leave cores without one.
+    """
+    portions, first, size = [], 0, 0
+    most = min(SPLIT_BYTES, max(_LEAST_BYTES, sum(split.length for split in splits) // _TASKS))
+    for place, split in enumerate(splits):
+        if size and size + split.length > most:
+            portions.append(range(first, place))
+            first, size = place, 0
+        size += split.length
+    if splits:
+        portions.append(range(first, len(splits)))
+    return tuple(portions)
 
 
 def check_unchanged(split: Split) -> None:

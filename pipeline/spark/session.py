@@ -18,7 +18,6 @@ from typing import Any, Final
 import pipeline
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import EnvironmentFault
-from pipeline.sources.splits import SPLIT_BYTES
 from pipeline.spark import settings
 
 try:
@@ -122,9 +121,6 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.caseSensitive": "true",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        # Equal, these two pin the splits: one partition is one block of one file, on any number of cores.
-        "spark.sql.files.maxPartitionBytes": str(SPLIT_BYTES),
-        "spark.sql.files.openCostInBytes": str(SPLIT_BYTES),
     }
     if master.startswith("local"):
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

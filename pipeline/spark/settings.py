@@ -16,15 +16,8 @@ SETTINGS_VARIABLE: Final = "CELERIAC_SPARK_CONF"
 
 _NAME: Final = re.compile(r"spark\.[A-Za-z0-9_.\-]+")
 
-PINNED: Final = frozenset(
-    {
-        "spark.sql.caseSensitive",
-        "spark.sql.files.maxPartitionBytes",
-        "spark.sql.files.openCostInBytes",
-        "spark.sql.session.timeZone",
-    }
-)
-"""Results, and how records are numbered, hang on these."""
+PINNED: Final = frozenset({"spark.sql.caseSensitive", "spark.sql.session.timeZone"})
+"""Results hang on these."""
 
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}._-/")
 
@@ -42,7 +35,7 @@ def parse(lines: Iterable[str]) -> dict[str, str]:
                 f"{name[:100]!r} is no setting of Spark", hint="give KEY=VALUE, as spark.driver.memory=4g"
             )
         if name in PINNED:
-            raise PipelineError(f"{name} cannot be set: results, and the numbers of records, hang on it")
+            raise PipelineError(f"{name} cannot be set: results hang on it")
         if name in _GIVEN_OTHERWISE:
             raise PipelineError(f"{name} is given by {_GIVEN_OTHERWISE[name]}")
         found[name] = value.strip()

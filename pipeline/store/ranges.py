@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.codec import decode_batch
-from pipeline.errors import JobRestored, StaleReader, StoreError, TailLost, UnknownJob
+from pipeline.errors import DecodingError, JobRestored, StaleReader, StoreError, TailLost, UnknownJob
 from pipeline.losses import HINT, LOST, count_of
 from pipeline.messages import Data, decode_header
 from pipeline.records import Batch
@@ -51,11 +51,14 @@ class Piece:
     partition: int
     payload: bytes
 
-    def batch(self) -> Batch:
-        """Raises DecodingError."""
-        batch = decode_batch(self.payload)
-        whole = not self.skipped and self.count == len(batch)
-        return batch if whole else batch.slice(self.skipped, self.skipped + self.count)
+    def batch(self, decode: Callable[[bytes], Batch] = decode_batch) -> Batch:
+        """Raises DecodingError, also for an entry with fewer records than it should have."""
+        batch = decode(self.payload)
+        if self.skipped or self.count != len(batch):
+            batch = batch.slice(self.skipped, self.skipped + self.count)
+        if len(batch) != self.count:
+            raise DecodingError(f"result {self.first}: its entry holds {len(batch)} records, not {self.count}")
+        return batch
 
 
 def extent_of(client: Any, job: str, stream: str) -> Extent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,16 +17,17 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from pipeline.codec import decode_value, encode_value  # noqa: E402
-from pipeline.errors import InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
+from pipeline.codec import encode_batch, encode_value  # noqa: E402
+from pipeline.errors import DecodingError, InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
 from pipeline.reading.keytext import parse_key  # noqa: E402
 from pipeline.records import Batch  # noqa: E402
 from pipeline.settings import Limits  # noqa: E402
-from pipeline.spark.datasource.columns import ResultColumns, Rows  # noqa: E402
+from pipeline.spark.datasource.columns import ResultColumns  # noqa: E402
 from pipeline.spark.datasource.numbered import NumberedRows  # noqa: E402
 from pipeline.spark.datasource.options import OPTIONS, Use, parse, table_of_options  # noqa: E402
 from pipeline.spark.datasource.records import CHUNK_RECORDS, Records, check_order, chunks_of, layout_of, records_of  # noqa: E402
 from pipeline.spark.datasource.staged import StagedBatch, write_part  # noqa: E402
+from pipeline.store.ranges import Piece  # noqa: E402
 from tests.docs.pages import DOCS  # noqa: E402
 from tests.runtime.harness import LocalJob  # noqa: E402
 from tests.spark.frames import a_job, outputs  # noqa: E402
@@ -54,13 +56,19 @@ VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4),
 )
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
 KEYS = st.text() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.tuples(st.text(), st.integers(0, 9))
 
 
-def rows_of(values: list[Any], keys: list[Any] | None = None, times: list[int] | None = None) -> Rows:
-    rows = Rows()
-    rows.add(Batch(values, keys, times), 7, 1)
-    return rows
+def pieces_of(values: list[Any], keys: list[Any] | None = None, times: list[int] | None = None) -> list[Piece]:
+    return [Piece(7, len(values), 0, 1, encode_batch(Batch(values, keys, times)))]
 
 
 @given(st.lists(VALUES, max_size=6), st.data())
@@ -68,7 +76,7 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
     keys = data.draw(st.lists(KEYS, min_size=len(values), max_size=len(values)))
     stored = [encode_value(value) for value in values]
 
-    table = ResultColumns(RESULTS, "json").batch(rows_of([decode_value(data) for data in stored], keys)).to_pylist()
+    table = ResultColumns(RESULTS, "json").batch(pieces_of(values, keys)).to_pylist()
 
     again = [
         encode_value(msgspec.json.decode(row["value"])) if row["packed"] is None else row["packed"] for row in table
@@ -78,11 +86,41 @@ def test_every_value_and_key_comes_back_exactly(values: list[Any], data: Any) ->
     assert [row["position"] for row in table] == list(range(7, 7 + len(values)))
 
 
-def test_entries_with_and_without_keys_and_times_stand_in_one_batch() -> None:
-    rows = rows_of([1])
-    rows.add(Batch(["a"], [("k", 1)], [1_000]), 8, 0)
+@given(st.lists(PLAIN, min_size=1, max_size=6))
+def test_what_json_gives_back_is_json_and_nothing_else(values: list[Any]) -> None:
+    table = ResultColumns(RESULTS, "json").batch(pieces_of(values)).to_pylist()
 
-    table = ResultColumns(RESULTS, "text").batch(rows).to_pylist()
+    assert [(json.loads(row["value"]), row["packed"]) for row in table] == [(value, None) for value in values]
+
+
+@pytest.mark.parametrize(
+    "odd", [float("nan"), float("inf"), b"x", {1: 2}, [[[b"x"]]], {"a": {"b": -float("inf")}}], ids=str
+)
+def test_one_value_that_json_has_not_is_packed_and_leaves_the_others_as_they_are(odd: Any) -> None:
+    pieces = [*pieces_of([1, "a\n"]), Piece(9, 2, 0, 0, encode_batch(Batch([{"a": [1.5]}, odd])))]
+
+    table = ResultColumns(RESULTS, "json").batch(pieces).to_pylist()
+
+    assert [row["value"] for row in table] == ["1", '"a\\n"', '{"a":[1.5]}', None]
+    assert [row["packed"] for row in table] == [None, None, None, encode_value(odd)]
+    assert [(row["partition"], row["position"]) for row in table] == [(1, 7), (1, 8), (0, 9), (0, 10)]
+
+
+def test_part_of_an_entry_is_read_and_one_that_is_too_short_is_an_error() -> None:
+    payload = encode_batch(Batch([1, 2, 3], ["a", "b", "c"]))
+    columns = ResultColumns(RESULTS, "json")
+
+    table = columns.batch([Piece(8, 2, 1, 0, payload)]).to_pylist()
+
+    assert [(row["key"], row["value"], row["position"]) for row in table] == [("b", "2", 8), ("c", "3", 9)]
+    with pytest.raises(DecodingError, match="result 7: its entry holds 3 records, not 4"):
+        columns.batch([Piece(7, 4, 0, 0, payload)])
+
+
+def test_entries_with_and_without_keys_and_times_stand_in_one_batch() -> None:
+    pieces = [*pieces_of([1]), Piece(8, 1, 0, 0, encode_batch(Batch(["a"], [("k", 1)], [1_000])))]
+
+    table = ResultColumns(RESULTS, "text").batch(pieces).to_pylist()
 
     moment = datetime.fromtimestamp(1, UTC)
     assert [(row["key"], row["value"], row["time"], row["partition"]) for row in table] == [
@@ -110,19 +148,30 @@ def test_columns_of_a_schema_come_from_the_value() -> None:
         "names": {"x": 1},
     }
 
-    [row] = ResultColumns(schema, "json").batch(rows_of([value], [5])).to_pylist()
+    [row] = ResultColumns(schema, "json").batch(pieces_of([value], [5])).to_pylist()
 
     assert (row["n"], str(row["day"]), str(row["price"]), row["key"]) == (1, "2024-02-29", "1.50", 5)
     assert row["names"] == [("x", 1.0)]
     assert row["deep"][0]["a"] == 2
-    [missing] = ResultColumns(schema, "json").batch(rows_of([{}], [5])).to_pylist()
+    [missing] = ResultColumns(schema, "json").batch(pieces_of([{}], [5])).to_pylist()
     assert missing["n"] is None
+
+
+def test_a_field_is_found_under_any_name_and_is_null_where_it_is_missing() -> None:
+    names = ["field_1", "n.x", "ü b", "class", "values"]
+    values = [{name: number for number, name in enumerate(names)}, {"values": 9, "other": b"x"}]
+
+    for more in ([], ['a"b', "a\\b"]):
+        schema = pa.schema([(name, pa.int64()) for name in [*names, *more]])
+        table = ResultColumns(schema, "json").batch(pieces_of(values)).to_pylist()
+        assert table == [{name: value.get(name) for name in schema.names} for value in values]
 
 
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
         (pa.int32(), 1.5),
+        (pa.float64(), 2**53 + 1),
         (pa.int32(), 2**40),
         (pa.int32(), True),
         (pa.int64(), "1"),
@@ -142,14 +191,14 @@ def test_a_value_that_would_be_cut_or_guessed_is_refused_with_its_number(kind: A
     columns = ResultColumns(pa.schema([("n", kind)]), "json")
 
     with pytest.raises(ReadingError, match=r"result 8: column 'n' is .*, and the value is"):
-        columns.batch(rows_of([{"n": None}, {"n": value}]))
+        columns.batch(pieces_of([{"n": None}, {"n": value}]))
 
 
 def test_a_value_that_is_no_object_has_no_columns() -> None:
     with pytest.raises(ReadingError, match="result 7 is 3, which has no columns n"):
-        ResultColumns(pa.schema([("n", pa.int32())]), "json").batch(rows_of([3]))
+        ResultColumns(pa.schema([("n", pa.int32())]), "json").batch(pieces_of([3]))
 
-    [row] = ResultColumns(pa.schema([("value", pa.int32())]), "json").batch(rows_of([3])).to_pylist()
+    [row] = ResultColumns(pa.schema([("value", pa.int32())]), "json").batch(pieces_of([3])).to_pylist()
     assert row == {"value": 3}
 
 

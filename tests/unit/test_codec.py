@@ -13,6 +13,7 @@ from pipeline.codec import (
     check_encodable,
     decode_batch,
     decode_value,
+    decoder_of,
     encode_batch,
     encode_value,
     read_timer_member,
@@ -116,6 +117,22 @@ def test_a_flipped_byte_is_a_decoding_error_or_another_batch(batch: Batch, data:
     except DecodingError:
         return
     assert all(column is None or len(column) == len(back) for column in (back.keys, back.times, back.ids))
+
+
+@given(values=st.lists(st.integers(0, 9) | st.text(max_size=3) | st.none(), max_size=6), keys=st.booleans())
+def test_values_of_one_type_come_as_by_the_general_way_and_others_are_a_decoding_error(
+    values: list[Any], keys: bool
+) -> None:
+    payload = encode_batch(Batch(values, [("k", index) for index in range(len(values))] if keys else None))
+    decode = decoder_of(int | None)
+
+    if str in set(map(type, values)):
+        with pytest.raises(DecodingError):
+            decode(payload)
+    else:
+        assert decode(payload) == decode_batch(payload)
+    with pytest.raises(DecodingError):
+        decode(payload[:-1])
 
 
 @pytest.mark.parametrize("head", [b"\x00\x01", b"\x02\x01", b"\x01\x00", b"\x01\x03", b"\xff\xff", b""])

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import InputError
-from pipeline.sources.splits import Split, check_unchanged, find_files, plan_splits
+from pipeline.sources.splits import SPLIT_BYTES, Split, check_unchanged, find_files, plan_splits, portions_of
 
 
 def a_file(folder: Path, name: str, content: bytes = b"a\n") -> Path:
@@ -117,3 +119,14 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="was changed while it was being read"):
         check_unchanged(split)
+
+
+@given(st.lists(st.integers(1, SPLIT_BYTES) | st.integers(1, 1_000), max_size=60))
+def test_portions_hold_every_split_once_in_order_and_are_no_larger_than_a_block(lengths: list[int]) -> None:
+    splits = [Split(f"/data/{place}", length, 1_000, 0, length) for place, length in enumerate(lengths)]
+
+    portions = portions_of(splits)
+
+    assert [place for portion in portions for place in portion] == list(range(len(splits)))
+    assert all(len(portion) == 1 or sum(lengths[place] for place in portion) <= SPLIT_BYTES for portion in portions)
+    assert len(portions) <= 33 + 2 * sum(lengths) // SPLIT_BYTES

@@ -20,14 +20,10 @@ from pipeline.sources.feed import SplitWriter
 from pipeline.sources.formats import JsonLinesFormat, LineCutter, TextFormat
 from pipeline.sources.layout import FileInput
 from pipeline.sources.lines import split_lines
-from pipeline.sources.splits import SPLIT_BYTES
+from pipeline.sources.splits import portions_of
 from pipeline.store.payloads import encode_faulty
 
 _WHOLE: Final = (0, None)
-_LEAST_BYTES: Final = 2 << 20
-"""Below this a task costs Spark more than its work."""
-_TASKS: Final = 16
-"""A small input is dealt out to about so many tasks, whatever the cores: what a task reads must not depend on them."""
 
 Range: TypeAlias = tuple[int, int | None]
 """Of the records of a split those that are wanted: how many are left out, and how many there are up to the end."""
@@ -57,30 +53,20 @@ class FilePortions:
     """Blocks of files. `ranges`: split's name -> which of its records are wanted; all of one that is not named."""
 
     source: FileInput
-    groups: tuple[tuple[int, int], ...]
-    """For each task the first of its splits and the one behind its last."""
+    groups: tuple[range, ...]
+    """For each task the places of its splits."""
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: FileInput, ranges: Mapping[str, Range] | None = None) -> FilePortions:
-        """Small files share a task: up to the length of a block, or less where that would leave cores without one."""
-        groups, first, size = [], 0, 0
-        most = min(SPLIT_BYTES, max(_LEAST_BYTES, sum(split.length for split in source.splits) // _TASKS))
-        for number, split in enumerate(source.splits):
-            if size and size + split.length > most:
-                groups.append((first, number))
-                first, size = number, 0
-            size += split.length
-        if source.splits:
-            groups.append((first, len(source.splits)))
-        return cls(source, tuple(groups), ranges or {})
+        return cls(source, portions_of(source.splits), ranges or {})
 
     @property
     def count(self) -> int:
         return len(self.groups)
 
     def read(self, number: int, limits: Limits) -> Iterator[Piece]:
-        for split in self.source.splits[slice(*self.groups[number])]:
+        for split in (self.source.splits[place] for place in self.groups[number]):
             lane = CollectingLane(split.name, limits, self.ranges.get(split.name, _WHOLE))
             writer = SplitWriter(lane, split.name)
             if isinstance(self.source.form, TextFormat | JsonLinesFormat | CsvFormat):

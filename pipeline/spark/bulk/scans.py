@@ -7,7 +7,7 @@ are no UTF-8, a record too large. JSON Lines have no types, and compressed files
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from pipeline.sources.lines import split_lines
 from pipeline.sources.parquetrows import ParquetFormat
 from pipeline.sources.splits import HIDDEN
 from pipeline.spark.bulk.twins import Kind, NoTwin, Shape, any_of
-from pipeline.spark.source import file_urls
 
 DOUBT: Final = "doubt"
 HEADER: Final = "header"
@@ -39,6 +38,7 @@ _FIELD_CHARACTERS: Final = 131_072
 
 _INTEGER: Final = r"\A[+-]?[0-9]{1,18}\z"
 _NUMBER: Final = r"\A[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
+_GLOB_MARKS: Final = re.compile(r"([\\*?\[\]{}])")
 _META: Final = re.compile(r"[.$|()\[\]{}^?*+\\]")
 
 _CSV_KINDS: Final = {"int": Kind.INT, "float": Kind.FLOAT, "text": Kind.TEXT}
@@ -94,7 +94,7 @@ def scan(session: SparkSession, source: FileInput, most_bytes: int) -> Scan:
     """
     # Without that option the folders a=1/b=2 above a file would become columns, and hide those of the file.
     reader = session.read.option("recursiveFileLookup", "true")
-    paths = file_urls({split.path for split in source.splits})
+    paths = _urls({split.path for split in source.splits})
     if isinstance(source.form, ParquetFormat):
         return Scan(_of_parquet(reader, source.form, paths, most_bytes), 0)
     lines = reader.schema("value string").format("text").load(paths)
@@ -134,6 +134,11 @@ def _csv_field(field: Column, kind: str, nulls: list[str]) -> tuple[Column, list
     wanted = _INTEGER if kind == "int" else _NUMBER
     value = F.when(is_null, F.lit(None)).otherwise(field.try_cast(_CSV_KINDS[kind].value))
     return value, [F.coalesce(~is_null & ~field.rlike(wanted), F.lit(True))]
+
+
+def _urls(paths: Iterable[str]) -> list[str]:
+    """These absolute paths in order, as Spark reads exactly them."""
+    return ["file://" + _GLOB_MARKS.sub(r"\\\1", path) for path in sorted(paths)]
 
 
 def _of_parquet(reader: Any, form: ParquetFormat, paths: list[str], most_bytes: int) -> DataFrame:

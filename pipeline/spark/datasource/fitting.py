@@ -13,9 +13,27 @@ _MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError, Inva
 _NOTHING: Final = type(None)
 
 
-def fitted(values: Sequence[Any], kind: Any) -> Any:
-    """The column. Raises ValueError with the index of the first value that does not fit as its argument."""
+def exact_type(kind: Any) -> Any:
+    """The type that msgspec decodes a value as and that all others but null fail, or Any where it has none."""
+    for test, exact in (
+        (pa.types.is_boolean, bool | None),
+        (pa.types.is_integer, int | None),
+        (pa.types.is_floating, int | float | None),
+        (pa.types.is_string, str | None),
+    ):
+        if test(kind):
+            return exact
+    return Any
+
+
+def fitted(values: Sequence[Any], kind: Any, *, is_exact: bool = False) -> Any:
+    """The column. With `is_exact` the values are known to be of `exact_type`.
+
+    Raises ValueError with the index of the first value that does not fit as its argument.
+    """
     try:
+        if is_exact and exact_type(kind) is not Any:
+            return pa.array(values, kind)
         return _column(values, kind)
     except _MISFITS:
         for index, value in enumerate(values):

@@ -13,18 +13,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from pipeline.client import check_reader
-from pipeline.errors import DecodingError, ReadingError
+from pipeline.errors import ReadingError
 from pipeline.lifecycle import WORKING
 from pipeline.reading.choosing import choose_output
 from pipeline.settings import Limits
-from pipeline.spark.datasource.columns import ResultColumns, Rows
+from pipeline.spark.datasource.columns import ResultColumns
 from pipeline.spark.datasource.faults import told
 from pipeline.spark.datasource.options import Options
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.outputs import TEMPORARY, Opening, OutputReader
 from pipeline.store.patience import Patience
-from pipeline.store.ranges import Extent, check_place, extent_of, read_range
+from pipeline.store.ranges import Extent, Piece, check_place, extent_of, read_range
 from pipeline.store.scripts import Scripts
 
 HOLD_SECONDS: Final = 60.0
@@ -211,24 +211,25 @@ def output_of(scripts: Scripts, options: Options) -> tuple[str, Limits]:
 
 
 def read_results(options: Options, schema: Any, part: Any) -> Iterator[Any]:
-    """The Arrow batches of one task. Raises StaleReader, JobRestored, UnknownJob, ReadingError, StoreError."""
+    """The Arrow batches of one task.
+
+    Raises StaleReader, JobRestored, UnknownJob, ReadingError, DecodingError, StoreError.
+    """
     if not isinstance(part, ResultRange):
         return  # Spark makes a partition of its own where there is none
     columns = ResultColumns(to_arrow_schema(schema, timezone="UTC"), options.text("value_as"))
-    job, rows = options.text("job"), Rows()
+    job, pieces, count = options.text("job"), list[Piece](), 0
     with told(), scripts_of(options) as scripts:
         hold = _Hold(scripts, job, part)
         for piece in read_range(scripts.client, job, part.stream, part.run, part.numbers):
             hold.keep()
-            batch = piece.batch()
-            if len(batch) != piece.count:
-                raise DecodingError(f"result {piece.first} of {part.stream!r}: its entry holds {len(batch)} records")
-            rows.add(batch, piece.first, piece.partition)
-            if len(rows.values) >= _BATCH_RECORDS:
-                yield columns.batch(rows)
-                rows = Rows()
-        if rows.values:
-            yield columns.batch(rows)
+            pieces.append(piece)
+            count += piece.count
+            if count >= _BATCH_RECORDS:
+                yield columns.batch(pieces)
+                pieces, count = [], 0
+        if count:
+            yield columns.batch(pieces)
 
 
 class _Hold:
