@@ -27,7 +27,7 @@ from pipeline.errors import (
     StoreError,
     StoreUnavailable,
 )
-from pipeline.facts import JobRecord
+from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import JobState
 from pipeline.loader import file_of, load_graph
 from pipeline.needs import OF_KEYS
@@ -85,7 +85,8 @@ def recompute_keys(order: Order, screen: Screen, interrupts: Interrupts) -> Exit
     if record.state is not JobState.RUNNING:
         raise JobStateError(f"job {order.job!r} is {record.state.value}: only state of a running job is swapped")
     check_work(scripts, record, order.target, without_frames=OF_KEYS)
-    check_code(VersionStore(scripts).rollout(order.job), "", order.target)
+    code = check_code(VersionStore(scripts).rollout(order.job), "", order.target)
+    check_workers(JobStore(scripts).facts(order.job), code, order.target)
     stage = stage_of(record.plan, order.job, order.which.operator)
     check_history(record.plan, stage)
     with screen, interrupts.deferred():
@@ -106,6 +107,20 @@ def recompute_keys(order: Order, screen: Screen, interrupts: Interrupts) -> Exit
         for line in lines_of(record.plan, stage, swapped):
             screen.note(line)
         return _letters(record.plan, swapped, order.job, screen)
+
+
+def check_workers(facts: JobFacts, code: str, target: str) -> None:
+    """Raises PipelineError when some run another version: what comes after the swap would be theirs."""
+    lease = facts.record.plan.limits.lease_seconds
+    living = [each for each in facts.workers if each.age_seconds < lease and not each.is_reported_dead]
+    others = {each.name: str(each.report["code"]) for each in living if each.report.get("code") not in (None, "", code)}
+    if others:
+        name, other = next(iter(others.items()))
+        job = facts.record.job
+        raise PipelineError(
+            f"{file_of(target).name} is version {code}, and worker {name} of job {job!r} runs version {other}",
+            hint=f"have the workers run it first: celeriac upgrade {job} {target}",
+        )
 
 
 def stage_of(plan: Plan, job: str, operator: str | None) -> StagePlan:

@@ -26,6 +26,7 @@ from pipeline.sources.opening import open_source
 from pipeline.spark.bulk.history import History
 from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.recompute import SparkRecompute
+from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import FeedAddress
 from pipeline.store.swaps import SwapStore
@@ -302,6 +303,9 @@ def test_what_cannot_be_is_said_before_anything_is_begun(story: Story, capsys: p
     Path("flow.py").write_text(FLOW.replace('name="worth"', 'name="other"'))
     assert "is not the pipeline that job 'j' was started with" in refused("--keys", "keys.txt", "--operator", "total")
     Path("flow.py").write_text(FLOW)
+    old = Ownership(Scripts(story.job.client), "j", "w9", "1-a")
+    old.heartbeat(json.dumps({"code": "c0de00000001"}))
+    assert "worker w9 of job 'j' runs version c0de00000001" in refused("--keys", "keys.txt", "--operator", "total")
     story.job.jobs.transition("j", JobState.CANCELLED)
     assert "job 'j' is cancelled: only state of a running job" in refused("--keys", "keys.txt", "--operator", "total")
 
