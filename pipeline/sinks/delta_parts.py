@@ -34,8 +34,8 @@ def publish_to_table(table: TableSink, files: Sequence[CommittedFile], folder: P
     parts = _moved(table, files, folder, schema)
     try:
         table.commit(parts, schema)
-    except SinkError:
-        # Another publisher of this run may have been first.
+    except (SinkError, OSError):
+        # Another publisher of this run may have been first, or the commit is in and what follows it failed.
         if table.committed() is None:
             raise
     done = table.committed()

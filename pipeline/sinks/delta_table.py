@@ -35,8 +35,11 @@ _WRITABLE: Final = frozenset({"appendOnly", "invariants", "changeDataFeed", "tim
 _PART_NAME: Final = re.compile(r"part-\d{5,}-[0-9a-f]{32}\.parquet")
 """Alone in a folder they are what a publisher left that died before it made the table."""
 
-_LEGACY: Final = 7
+_BY_NAME: Final = 7
 """From this writer version on a table names its features one by one."""
+
+_IDENTITY: Final = 6
+"""The writer version that numbers rows."""
 
 _NAME_REFUSED: Final = frozenset(" ,;{}()\n\t=")
 """Characters that the Delta protocol has no place for in the name of a column."""
@@ -257,8 +260,10 @@ def _asks_too_much(table: DeltaTable) -> str:
     if metadata.partition_columns:
         return f"partitions (by {', '.join(metadata.partition_columns)})"
     features = set(protocol.writer_features or ()) - _WRITABLE
-    if protocol.min_writer_version >= _LEGACY and features:
+    if protocol.min_writer_version >= _BY_NAME and features:
         return f"the feature {', '.join(sorted(features))}"
+    if protocol.min_writer_version == _IDENTITY:
+        return "the writer version 6, that of identity columns"
     configuration = metadata.configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         return "a mapping of column names"

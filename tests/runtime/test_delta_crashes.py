@@ -196,6 +196,20 @@ def test_an_overwrite_killed_behind_its_commit_is_not_done_again(
     assert rows_of(tmp_path / "table") == [{"n": 1}, {"n": 2}]
 
 
+def test_an_error_behind_the_commit_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = a_sink(tmp_path / "table")
+    commit = delta_table.TableSink.commit
+
+    def then_fails(*args: Any) -> None:
+        commit(*args)
+        raise OSError("no checkpoint could be written")
+
+    monkeypatch.setattr(delta_table.TableSink, "commit", then_fails)
+
+    assert publish(sink, JOB, [stage(sink, {"n": 1})], run="1.0").records == 1
+    assert rows_of(tmp_path / "table") == [{"n": 1}]
+
+
 @pytest.mark.parametrize("exists", [True, False], ids=["a table", "no table"])
 def test_a_publisher_killed_at_any_step_is_made_good_by_the_next(tmp_path: Path, exists: bool) -> None:
     ours = [{"n": 1}, {"n": 2}]
