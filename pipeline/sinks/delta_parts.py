@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.errors import SinkError
 from pipeline.sinks.columns import column_types
 from pipeline.sinks.committed import CommittedFile
-from pipeline.sinks.delta_table import TableSink, check_fit, new_schema
+from pipeline.sinks.delta_table import TableSink, check_fit, check_names
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet_file import arrow_schema, write_fitted
 from pipeline.sinks.parts import write_synced
@@ -28,14 +28,15 @@ def publish_to_table(table: TableSink, files: Sequence[CommittedFile], folder: P
     if not files and (schema is None or not table.overwrites):
         return []
     if schema is None:
-        schema = new_schema(types, arrow_schema(types))
+        check_names(types)
+        schema = arrow_schema(types)
     else:
         check_fit(types, schema, table.target)
     parts = _moved(table, files, folder, schema)
     try:
         table.commit(parts, schema)
-    except SinkError:
-        # Another publisher of this run may have been first.
+    except (SinkError, OSError):
+        # Another publisher of this run may have been first, or the commit is in and what follows it failed.
         if table.committed() is None:
             raise
     done = table.committed()

@@ -35,8 +35,11 @@ _WRITABLE: Final = frozenset({"appendOnly", "invariants", "changeDataFeed", "tim
 _PART_NAME: Final = re.compile(r"part-\d{5,}-[0-9a-f]{32}\.parquet")
 """Alone in a folder they are what a publisher left that died before it made the table."""
 
-_LEGACY: Final = 7
+_BY_NAME: Final = 7
 """From this writer version on a table names its features one by one."""
+
+_IDENTITY: Final = 6
+"""The writer version that numbers rows."""
 
 _NAME_REFUSED: Final = frozenset(" ,;{}()\n\t=")
 """Characters that the Delta protocol has no place for in the name of a column."""
@@ -49,7 +52,8 @@ ArrowSchema: TypeAlias = Any
 class _Outcome(msgspec.Struct, frozen=True):
     """What a commit of this program says of itself, below the name `celeriac` in its `commitInfo`.
 
-    Read from the log itself: `DeltaTable.history` finds nothing where the path has a space or `#` in it."""
+    Read from the log itself: `DeltaTable.history` finds nothing where the path has a space or `#` in it.
+    """
 
     sender: str
     files: tuple[Part, ...]
@@ -117,12 +121,17 @@ class TableSink:
     def commit(self, parts: Sequence[Part], schema: ArrowSchema) -> None:
         """One commit with these files of the table's folder, which are durably there: all of them count, or none.
 
-        Raises SinkError when the table refuses: also when it was changed in between, or has this run's commit already.
+        Nothing is done when the run's commit is in already. `schema`: that of the files. Raises SinkError when the
+        table refuses: also when it has other columns by now, or gets this run's commit from another one just now.
         """
         outcome = msgspec.to_builtins(_Outcome(self.sender, tuple(parts)))
         properties = CommitProperties({"celeriac": outcome}, app_transactions=[Transaction(self.sender, 1, _now_ms())])
         actions = [self._add(part) for part in parts]
         table = self._open()
+        if table is not None and table.transaction_version(self.sender) is not None:
+            return
+        if table is not None and pa.schema(table.schema()) != schema:
+            raise SinkError(f"the columns of the Delta table {self.target} were changed just now", "publish again")
         with self._faults():
             if table is None:
                 create_table_with_add_actions(
@@ -136,7 +145,7 @@ class TableSink:
                 table.create_write_transaction(
                     actions,
                     "overwrite" if self.overwrites else "append",
-                    pa.schema(table.schema()),
+                    schema,
                     commit_properties=properties,
                     post_commithook_properties=_KEEPS_COMMIT,
                 )
@@ -202,12 +211,6 @@ def _sync(commit: Path) -> None:
     sync_folder(commit.parent)
 
 
-def new_schema(types: Mapping[str, ColumnType], schema: ArrowSchema) -> ArrowSchema:
-    """The columns of a table that is made from rows. Raises SinkError for names that a Delta table cannot have."""
-    _check_names(types, "")
-    return schema
-
-
 def check_fit(types: Mapping[str, ColumnType], schema: ArrowSchema, target: Path) -> None:
     """Returns when rows of these types can be rows of the table. Raises SinkError with the column's name."""
     for name, kind in types.items():
@@ -257,8 +260,10 @@ def _asks_too_much(table: DeltaTable) -> str:
     if metadata.partition_columns:
         return f"partitions (by {', '.join(metadata.partition_columns)})"
     features = set(protocol.writer_features or ()) - _WRITABLE
-    if protocol.min_writer_version >= _LEGACY and features:
+    if protocol.min_writer_version >= _BY_NAME and features:
         return f"the feature {', '.join(sorted(features))}"
+    if protocol.min_writer_version == _IDENTITY:
+        return "the writer version 6, that of identity columns"
     configuration = metadata.configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         return "a mapping of column names"
@@ -287,7 +292,8 @@ def _has_required(kind: Any) -> bool:
             return False
 
 
-def _check_names(types: Mapping[str, ColumnType], above: str) -> None:
+def check_names(types: Mapping[str, ColumnType], above: str = "") -> None:
+    """Raises SinkError for names that columns of a Delta table cannot have. `above`: the struct that they are in."""
     seen: dict[str, str] = {}
     for name, kind in types.items():
         place = f"{above}{name}"
@@ -306,7 +312,7 @@ def _check_names(types: Mapping[str, ColumnType], above: str) -> None:
         while isinstance(inner, ListOf):
             inner = inner.item
         if isinstance(inner, ObjectOf):
-            _check_names(inner.fields, f"{place}.")
+            check_names(inner.fields, f"{place}.")
 
 
 def _now_ms() -> int:

@@ -5,15 +5,15 @@ What a reader of Parquet would read wrongly is refused: rows that are marked as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 from pipeline.errors import EnvironmentFault, InputError
-from pipeline.sources.parquetrows import ParquetFormat, is_supported
+from pipeline.sources.deltarows import DeltaFormat
+from pipeline.sources.parquetrows import is_supported
 
 try:
     import pyarrow as pa
@@ -27,37 +27,6 @@ _READABLE: Final = frozenset({"deletionVectors", "timestampNtz", "v2Checkpoint",
 
 _BY_NAME: Final = 3
 """From this reader version on a table names its features one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaFormat(ParquetFormat):
-    """Rows as of Parquet, with the columns of the table, or some of them: what a file has not is null.
-
-    `partitions`: file -> the values of its partition columns, which are in no file.
-    """
-
-    partitions: Mapping[str, Mapping[str, Any]]
-
-    def stored(self, file: Any) -> list[str]:
-        return [name for name in self.columns if name in file.names and name not in self._constant]
-
-    def whole(self, batch: Any, path: str) -> Any:
-        constants = self.partitions[path]
-        arrays = [self._array(field, batch, constants) for field in self.schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    @property
-    def _constant(self) -> frozenset[str]:
-        return frozenset(next(iter(self.partitions.values()), {}))
-
-    @staticmethod
-    def _array(field: Any, batch: Any, constants: Mapping[str, Any]) -> Any:
-        if field.name in constants:
-            return pa.repeat(pa.scalar(constants[field.name], field.type), batch.num_rows)
-        if field.name not in batch.schema.names:
-            return pa.nulls(batch.num_rows, field.type)
-        # Spark stores times in nanoseconds, of which the table counts micros.
-        return batch.column(field.name).cast(field.type, safe=not pa.types.is_timestamp(field.type))
 
 
 def current_version(path: str) -> int:

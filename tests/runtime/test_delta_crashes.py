@@ -11,9 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from pipeline import Pipeline, read, write
+from pipeline.errors import SinkError
 from pipeline.plan import SinkPlan
 from pipeline.records import Batch
 from pipeline.sinks import delta_table
@@ -96,20 +98,23 @@ def test_two_sinks_and_two_runs_are_commits_of_their_own(tmp_path: Path) -> None
     assert rows_of(tmp_path / "table") == [{"n": 1}] * 3
 
 
+@pytest.mark.parametrize("is_late", [True, False], ids=["while it commits", "before it commits"])
 @pytest.mark.parametrize("exists", [True, False], ids=["a table", "no table"])
-def test_of_two_publishers_at_once_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+def test_of_two_publishers_at_once_one_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool, is_late: bool
+) -> None:
     sink = a_sink(tmp_path / "table")
     if exists:
         run(sink, {"n": 0}, job="other")
     facts = [stage(sink, {"n": 1})]
-    commit = delta_table.TableSink.commit
+    commit, opened = delta_table.TableSink.commit, delta_table.TableSink._open
     inner: list[Published] = []
 
     def while_another_is_faster(table: Any, *args: Any) -> None:
         monkeypatch.setattr(delta_table.TableSink, "commit", commit)
-        opened = table._open()
+        seen = [opened(table)] if is_late else []
         inner.append(publish(sink, JOB, facts, run="1.0"))
-        monkeypatch.setattr(delta_table.TableSink, "_open", once_stale(opened))
+        monkeypatch.setattr(delta_table.TableSink, "_open", lambda table: seen.pop() if seen else opened(table))
         commit(table, *args)
 
     monkeypatch.setattr(delta_table.TableSink, "commit", while_another_is_faster)
@@ -119,10 +124,25 @@ def test_of_two_publishers_at_once_one_commits(tmp_path: Path, monkeypatch: pyte
     assert rows_of(tmp_path / "table") == [*([{"n": 0}] if exists else []), {"n": 1}]
 
 
-def once_stale(stale: Any) -> Callable[[Any], Any]:
-    """The table as it was before, to the first who asks."""
-    answers, now = iter([stale]), delta_table.TableSink._open
-    return lambda table: next(answers) if answers.__length_hint__() else now(table)  # type: ignore[attr-defined]
+def test_a_table_whose_columns_change_while_files_are_written_gets_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = a_sink(tmp_path / "table")
+    run(sink, {"n": 0}, job="other")
+    facts = [stage(sink, {"n": 1})]
+    commit = delta_table.TableSink.commit
+
+    def behind_a_change(*args: Any) -> None:
+        DeltaTable(tmp_path / "table").alter.add_columns(Field("m", PrimitiveType("long")))
+        commit(*args)
+
+    with monkeypatch.context() as context:
+        context.setattr(delta_table.TableSink, "commit", behind_a_change)
+        with pytest.raises(SinkError, match="were changed just now"):
+            publish(sink, JOB, facts, run="1.0")
+
+    publish(sink, JOB, facts, run="1.0")
+    assert rows_of(tmp_path / "table") == [{"n": 0, "m": None}, {"n": 1, "m": None}]
 
 
 class _Killed(BaseException):
@@ -194,6 +214,20 @@ def test_an_overwrite_killed_behind_its_commit_is_not_done_again(
 
     assert publish(sink, JOB, facts, run="1.0").records == 1
     assert rows_of(tmp_path / "table") == [{"n": 1}, {"n": 2}]
+
+
+def test_an_error_behind_the_commit_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = a_sink(tmp_path / "table")
+    commit = delta_table.TableSink.commit
+
+    def then_fails(*args: Any) -> None:
+        commit(*args)
+        raise OSError("no checkpoint could be written")
+
+    monkeypatch.setattr(delta_table.TableSink, "commit", then_fails)
+
+    assert publish(sink, JOB, [stage(sink, {"n": 1})], run="1.0").records == 1
+    assert rows_of(tmp_path / "table") == [{"n": 1}]
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["a table", "no table"])

@@ -280,6 +280,12 @@ def test_a_table_that_asks_more_of_its_writers_is_refused_before_the_run(tmp_pat
         check_target(a_sink(tmp_path / "parted"))
     with pytest.raises(SinkError, match=r"checkConstraints|checks of rows \("):
         check_target(a_sink(tmp_path / "checked"))
+    numbered = tmp_path / "numbered"
+    write_deltalake(numbered, pa.table({"n": [1]}))
+    protocol = '{"protocol":{"minReaderVersion":1,"minWriterVersion":6}}'
+    (numbered / "_delta_log" / f"{1:020d}.json").write_text(protocol + "\n")
+    with pytest.raises(SinkError, match="writer version 6"):
+        check_target(a_sink(numbered))
     with pytest.raises(SinkError, match="rows can only be added"):
         check_target(a_sink(tmp_path / "growing", "overwrite"))
     check_target(a_sink(tmp_path / "growing"))
