@@ -3,8 +3,8 @@
     python benchmarks/state.py                       # 1,000,000 keys with a count, 1,000,000 with a mean
     python benchmarks/state.py --keys 100000 --state count
 
-Nothing runs beside it. The plain figures of the same run are what a client can do at best with the same bytes: HGETALL of
-each hash, and HSET of 4,000 values at a time in pipelines of 16. A ratio to them holds on a busy machine. What was
+No job runs beside it. The plain figures of the same run are what a client can do at best with the same bytes: HGETALL
+of each hash, and HSET of 4,000 values at a time in pipelines of 16. A ratio to them holds on a busy machine. What was
 restored is compared with what was saved, hash by hash, in each run.
 """
 
@@ -55,16 +55,15 @@ class Took:
     redis: float
 
     def shown(self, keys: int) -> str:
-        return f"{keys / self.wall:11,.0f} keys/s  {self.wall:6.2f} s, processor {self.client:5.2f} s + Redis {self.redis:5.2f} s"
+        rate = f"{keys / self.wall:11,.0f} keys/s  {self.wall:6.2f} s"
+        return f"{rate}, processor {self.client:5.2f} s + Redis {self.redis:5.2f} s"
 
 
 def timed(client: Any, do: Callable[[], Any]) -> Took:
     at_rest(client)
     before = (time.perf_counter(), time.process_time(), _redis_seconds(client))
     do()
-    return Took(
-        time.perf_counter() - before[0], time.process_time() - before[1], _redis_seconds(client) - before[2]
-    )
+    return Took(time.perf_counter() - before[0], time.process_time() - before[1], _redis_seconds(client) - before[2])
 
 
 def _redis_seconds(client: Any) -> float:
@@ -125,7 +124,9 @@ def measure(kind: str, wanted: int) -> None:
         into = timed(client, lambda: restore_job(scripts, Savepoint(place, name), "again", plan))
         assert sum(map(len, hashes)) == 2 * wanted == 2 * sum(Savepoint(place, name).manifest.keys.values())
         for group in range(GROUPS):
-            assert client.hgetall(keys.state("again", STAGE, group)) == dict(zip(*[iter(hashes[group])] * 2, strict=True))
+            assert client.hgetall(keys.state("again", STAGE, group)) == dict(
+                zip(*[iter(hashes[group])] * 2, strict=True)
+            )
         size = sum(len(part) for flat in hashes for part in flat) / wanted
         files = Savepoint(place, name).manifest.size_bytes / wanted
         print(f"{kind}: {wanted:,} keys, {size:.0f} bytes each in Redis, {files:.1f} in the savepoint")

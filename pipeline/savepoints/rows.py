@@ -7,7 +7,7 @@ that are none, objects whose keys are no text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,19 +15,27 @@ import msgspec
 
 from pipeline.codec import (
     decode_value,
+    decode_values,
     encode_value,
+    encode_values,
     read_timer_member,
-    split_state_field,
+    split_state_fields,
     state_field,
     timer_member,
 )
 from pipeline.errors import DecodingError, EncodingError, ReadingError, SavepointError
 from pipeline.keying import group_of
-from pipeline.reading.keytext import key_text, parse_key
+from pipeline.reading.keytext import key_text, key_texts, parse_key
 from pipeline.records import Timer
 
 _to_json = msgspec.json.Encoder().encode
+_to_lines = msgspec.json.Encoder().encode_lines
 _from_json = msgspec.json.Decoder().decode
+
+_Scalar = int | float | str | bool | None
+_Flat = _Scalar | list[_Scalar] | dict[str, _Scalar]
+_Exact = _Scalar | list[_Flat] | dict[str, _Flat]
+"""What JSON gives back as it is, but for numbers that are none: most states. Deeper ones are seen by trying."""
 
 _EXACT: Final = frozenset({int, str, bool, type(None)})
 
@@ -81,24 +89,37 @@ def _is_null(value: Any) -> bool:
 
 
 def state_columns(
-    pairs: Iterable[tuple[bytes, bytes]],
+    fields: Sequence[bytes], datas: Sequence[bytes]
 ) -> tuple[list[str], list[str], list[str | None], list[bytes | None]]:
     """Operators, keys as text, values and packed values of fields of state hashes. Raises DecodingError.
 
     A whole page at a time, since a savepoint is as fast as this.
     """
-    operators: list[str] = []
-    texts: list[str] = []
-    values: list[str | None] = []
-    packed: list[bytes | None] = []
-    for field, data in pairs:
-        operator, key = split_state_field(field)
-        operators.append(operator)
-        texts.append(key_text(key))
-        value = _json_of(data)
-        values.append(value)
-        packed.append(data if value is None else None)
-    return operators, texts, values, packed
+    operators, keys = split_state_fields(fields)
+    values = _json_column(datas)
+    packed: list[bytes | None] = [None] * len(values)
+    if None in values:
+        packed = [data if value is None else None for data, value in zip(datas, values, strict=True)]
+    return operators, key_texts(keys), values, packed
+
+
+def _json_column(datas: Sequence[bytes]) -> list[str | None]:
+    """Each as of `_json_of`: few calls for all of them, and one by one only where that leaves a doubt."""
+    try:
+        try:
+            found, is_exact = decode_values(datas, _Exact), True
+        except DecodingError:
+            found, is_exact = decode_values(datas, Any), False
+        lines = _to_lines(found).decode()
+        texts = lines.split("\n")[:-1]
+        if not is_exact or "null" in lines:  # as None is, and a number that is none
+            found = _from_json(f"[{','.join(texts)}]")
+        again = encode_values(found)
+    except (DecodingError, EncodingError, msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return list(map(_json_of, datas))
+    if again == datas:
+        return texts  # type: ignore[return-value]
+    return [text if same == data else _json_of(data) for text, same, data in zip(texts, again, datas, strict=True)]
 
 
 def key_of(text: Any, group: Any) -> Any:

@@ -18,6 +18,9 @@ _GROUP_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 256 << 20
 """Where the next file begins; before compression."""
 
+_REPEATED: Final = frozenset({"hash", "stage", "partition", "operator", "group", "kind", "source"})
+"""Columns of few values. Of others a dictionary is only begun, at some cost, and given up."""
+
 SCHEMAS: Final[Mapping[str, Any]] = {
     "facts": pa.schema([("hash", pa.string()), ("field", pa.binary()), ("value", pa.binary())]),
     "in_flight": pa.schema(
@@ -105,7 +108,12 @@ class TableWriter:
             self._path = f"{self._table}/part-{len(self._parts):05}.parquet"
             self._file = _Hashed(self._draft.create(self._path))
             self._writer = pq.ParquetWriter(
-                self._file, self._schema, compression="zstd", compression_level=1, write_page_checksum=True
+                self._file,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                write_page_checksum=True,
+                use_dictionary=[column for column in self._schema.names if column in _REPEATED],
             )
             self._rows = 0
         if self._pending[0]:
@@ -130,7 +138,8 @@ class TableWriter:
 
 def _size_of(column: Sequence[Any]) -> int:
     """About so many bytes, of texts, bytes, numbers or nothing."""
-    return sum(8 if type(value) is int else len(value) if value else 0 for value in column)
+    kinds = set(map(type, column))
+    return 8 * len(column) if int in kinds else sum(map(len, filter(None, column)))
 
 
 class _Hashed:
