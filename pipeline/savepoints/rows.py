@@ -16,6 +16,7 @@ import msgspec
 from pipeline.codec import (
     decode_value,
     decode_values,
+    encode_state_fields,
     encode_value,
     encode_values,
     read_timer_member,
@@ -24,8 +25,8 @@ from pipeline.codec import (
     timer_member,
 )
 from pipeline.errors import DecodingError, EncodingError, ReadingError, SavepointError
-from pipeline.keying import group_of
-from pipeline.reading.keytext import key_text, key_texts, parse_key
+from pipeline.keying import group_of, groups_of
+from pipeline.reading.keytext import key_text, key_texts, parse_key, parse_keys
 from pipeline.records import Timer
 
 _to_json = msgspec.json.Encoder().encode
@@ -120,6 +121,28 @@ def _json_column(datas: Sequence[bytes]) -> list[str | None]:
     if again == datas:
         return texts  # type: ignore[return-value]
     return [text if same == data else _json_of(data) for text, same, data in zip(texts, again, datas, strict=True)]
+
+
+def read_states(
+    operators: Sequence[str], groups: Sequence[int], texts: Sequence[Any], values: Sequence[Any], packed: Sequence[Any]
+) -> tuple[list[Any], list[bytes], list[bytes]] | None:
+    """Keys, fields and data of a page of rows; None if any row is wrong: `key_of` and `hide` say which, and why."""
+    if None in texts:
+        return None
+    try:
+        keys = parse_keys(texts)
+        if groups_of(keys) != groups:
+            return None
+        return keys, encode_state_fields(operators, keys), _hide_column(values, packed)
+    except (EncodingError, ReadingError, SavepointError, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _hide_column(values: Sequence[Any], packed: Sequence[Any]) -> list[bytes]:
+    """Each as of `hide`; raises more than that."""
+    if None not in values and packed.count(None) == len(packed):
+        return encode_values(list(map(_from_json, values)))
+    return list(map(hide, values, packed))
 
 
 def key_of(text: Any, group: Any) -> Any:

@@ -15,7 +15,7 @@ class Ahead:
     """Sends some commands, and gives their answers when asked; then the next. Never tries one again.
 
     What is sent at once runs without a pause for others: little, therefore. Used as a context; one that ends with
-    answers unread closes its connection. Raises the errors of `pipeline.store.connection.translated`.
+    answers unread, or by an error, closes its connection. Raises the errors of `pipeline.store.connection.translated`.
     """
 
     def __init__(self, client: Any) -> None:
@@ -29,9 +29,14 @@ class Ahead:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        if self._awaited:
+        if self.is_awaited or kind is not None:
             self._connection.disconnect()
         self._pool.release(self._connection)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether answers are on their way, or have not been read."""
+        return self._awaited > 0
 
     def send(self, commands: Sequence[Sequence[Any]]) -> None:
         """At least one command. The answers to those before have been read."""

@@ -310,7 +310,7 @@ class _Scan:
         return self.cursor == _BEGINNING
 
     def page(self, flat: Sequence[bytes], olds: Sequence[bytes | None] | None, rest: Sequence[bytes]) -> Page:
-        """`olds`: what was kept of each name in `flat`, if anything. `rest`: all that was kept, if these are the last."""
+        """`olds`: what was kept of each name in `flat`, if anything. `rest`: all that was kept, with the last page."""
         values: Sequence[bytes] = flat[1::2]
         if olds is not None:
             values = [value if old is None else old for value, old in zip(values, olds, strict=True)]
