@@ -242,7 +242,7 @@ def _state_page(
     names, operators, groups = columns["stage"], columns["operator"], columns["group"]
     if not set(zip(operators, names, strict=True)) <= stages.items():
         return None
-    found = read_states(operators, groups, columns["key"], columns["value"], columns["packed"])
+    found = read_states(columns, is_original=met is None)
     if found is None:
         return None
     keys, fields, datas = found

@@ -140,7 +140,7 @@ class _Filling:
     def _fill_states(self) -> None:
         stage_of = self._matching.operators
         for page in self._savepoint.state_pages(is_original=not self._is_edited):
-            self.keys.update(operator for operator in page.operators if operator in stage_of)
+            self.keys.update({name: n for name, n in Counter(page.operators).items() if name in stage_of})
             end = 0
             for (stage, group), run in groupby(zip(map(stage_of.get, page.operators), page.groups, strict=True)):
                 start, end = end, end + len(list(run))

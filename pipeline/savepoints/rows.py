@@ -7,7 +7,7 @@ that are none, objects whose keys are no text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -124,25 +124,32 @@ def _json_column(datas: Sequence[bytes]) -> list[str | None]:
 
 
 def read_states(
-    operators: Sequence[str], groups: Sequence[int], texts: Sequence[Any], values: Sequence[Any], packed: Sequence[Any]
+    columns: Mapping[str, Sequence[Any]], *, is_original: bool
 ) -> tuple[list[Any], list[bytes], list[bytes]] | None:
-    """Keys, fields and data of a page of rows; None if any row is wrong: `key_of` and `hide` say which, and why."""
-    if None in texts:
+    """Keys, fields and data of a page of rows; None if any row is wrong: `key_of` and `hide` say which, and why.
+
+    `is_original`: the rows are as `state_columns` has made them.
+    """
+    if None in columns["key"]:
         return None
     try:
-        keys = parse_keys(texts)
-        if groups_of(keys) != groups:
+        keys = parse_keys(columns["key"])
+        if groups_of(keys) != columns["group"]:
             return None
-        return keys, encode_state_fields(operators, keys), _hide_column(values, packed)
+        fields = encode_state_fields(columns["operator"], keys)
+        return keys, fields, _hide_column(columns["value"], columns["packed"], is_original=is_original)
     except (EncodingError, ReadingError, SavepointError, msgspec.MsgspecError, RecursionError):
         return None
 
 
-def _hide_column(values: Sequence[Any], packed: Sequence[Any]) -> list[bytes]:
+def _hide_column(values: Sequence[Any], packed: Sequence[Any], *, is_original: bool) -> list[bytes]:
     """Each as of `hide`; raises more than that."""
-    if None not in values and packed.count(None) == len(packed):
-        return encode_values(list(map(_from_json, values)))
-    return list(map(hide, values, packed))
+    if None in values or packed.count(None) < len(packed):
+        return list(map(hide, values, packed))
+    # As one they are read much faster; who has edited them may have put two into one row, and none into another.
+    if is_original and len(found := _from_json(f"[{','.join(values)}]")) == len(values):
+        return encode_values(found)
+    return encode_values(list(map(_from_json, values)))
 
 
 def key_of(text: Any, group: Any) -> Any:

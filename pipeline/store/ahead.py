@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from redis.exceptions import ResponseError
 
 from pipeline.store.connection import translated
+
+
+class _Lengths(dict[int, bytes]):
+    """How the length of a word stands in front of it."""
+
+    def __missing__(self, length: int) -> bytes:
+        return b"\r\n$%d\r\n" % length
+
+
+_LENGTHS: Final = _Lengths({length: b"\r\n$%d\r\n" % length for length in range(1024)})
+
+
+def packed(words: Sequence[bytes]) -> bytes:
+    """One command as Redis reads it. For thousands of words in a fraction of the client library's time."""
+    lengths = map(_LENGTHS.__getitem__, map(len, words))
+    return b"*%d%b\r\n" % (len(words), b"".join(chain.from_iterable(zip(lengths, words, strict=True))))
 
 
 class Ahead:
@@ -32,6 +49,13 @@ class Ahead:
         if self.is_awaited or kind is not None:
             self._connection.disconnect()
         self._pool.release(self._connection)
+
+    def send_packed(self, commands: Sequence[bytes]) -> None:
+        """As `send`, of commands as `packed` makes them."""
+        assert not self._awaited
+        self._awaited = len(commands)
+        with translated():
+            self._connection.send_packed_command([b"".join(commands)])
 
     @property
     def is_awaited(self) -> bool:

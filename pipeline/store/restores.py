@@ -12,7 +12,7 @@ from pipeline.errors import JobStateError
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.store import keys
-from pipeline.store.ahead import Ahead
+from pipeline.store.ahead import Ahead, packed
 from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -20,8 +20,10 @@ from pipeline.store.scripts import Scripts
 _MOST_BYTES: Final = 1 << 20
 _MOST_VALUES: Final = 4_000
 """Of one transaction, in which Redis does nothing else: some 2 ms."""
-_MOST_OF_ONE: Final = 2_000
-"""Values of one command: the client library needs much more time for each value of a longer one."""
+
+
+_MULTI: Final = packed([b"MULTI"])
+_EXEC: Final = packed([b"EXEC"])
 
 
 class RestoreStore:
@@ -35,11 +37,13 @@ class RestoreStore:
         self._scripts = scripts
         self._job = job
         self._nonce = secrets.token_hex(8)
-        self._pending: dict[tuple[str, str], list[Any]] = {}
+        self._pending: dict[tuple[str, str], list[bytes]] = {}
         self._count = 0
         self._size = 0
         self._ahead = Ahead(scripts.client)
-        self._under_way: list[tuple[Any, ...]] = []
+        self._under_way: list[bytes] = []
+        job_key = keys.job(job).encode()
+        self._watching = [packed([b"WATCH", job_key]), packed([b"HGET", job_key, b"restoring"])]
 
     def __enter__(self) -> Self:
         self._ahead.__enter__()
@@ -51,21 +55,22 @@ class RestoreStore:
     def begin(self, plan: Plan, name: str) -> None:
         """Registers the job as one that is being restored. Raises JobStateError if the id is taken, StoreError."""
         JobStore(self._scripts).create(self._job, plan, f"{self._nonce} {name}")
-        self._ahead.send(self._watching())
+        self._ahead.send_packed(self._watching)
 
     def put(self, command: str, key: str, values: Sequence[Any]) -> None:
         """HSET or ZADD of pairs, or XADD of one entry: id, number of values, values.
 
         Raises JobStateError when the job was removed meanwhile, StoreError.
         """
-        self._add(command, key, values, sum(len(value) if isinstance(value, str | bytes) else 8 for value in values))
+        encoded = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+        self._add(command, key, encoded, sum(map(len, encoded)))
 
     def put_fields(self, key: str, names: Sequence[bytes], values: Sequence[bytes]) -> None:
         """HSET of many. Raises as `put`."""
         size = sum(map(len, names)) + sum(map(len, values))
-        step = max(1, min(_MOST_OF_ONE // 2, _MOST_BYTES * len(names) // max(1, size)))
+        step = max(1, min(_MOST_VALUES // 2, _MOST_BYTES * len(names) // max(1, size)))
         for at in range(0, len(names), step):
-            part: list[Any] = [None] * (2 * len(names[at : at + step]))
+            part = [b""] * (2 * len(names[at : at + step]))
             part[::2], part[1::2] = names[at : at + step], values[at : at + step]
             self._add("HSET", key, part, sum(map(len, part)))
 
@@ -86,7 +91,7 @@ class RestoreStore:
         if answer[0] != 1:
             raise self._lost()
 
-    def _add(self, command: str, key: str, values: Sequence[Any], size: int) -> None:
+    def _add(self, command: str, key: str, values: Sequence[bytes], size: int) -> None:
         self._pending.setdefault((command, key), []).extend(values)
         self._count += len(values)
         self._size += size
@@ -95,25 +100,18 @@ class RestoreStore:
 
     def _send(self) -> None:
         pending, self._pending, self._count, self._size = self._pending, {}, 0, 0
-        commands: list[tuple[Any, ...]] = []
+        commands: list[bytes] = []
         for (command, key), values in pending.items():
             if command == "XADD":
                 answer = self._scripts.run("fill", [keys.job(self._job), key], [self._nonce, *values])
                 if answer[0] != 1:
                     raise self._lost()
-                continue
-            for at in range(0, len(values), _MOST_OF_ONE):
-                commands.append((command, key, *values[at : at + _MOST_OF_ONE]))
+            else:
+                commands.append(packed([command.encode(), key.encode(), *values]))
         if commands:
             self._await()
-            self._under_way = commands
-            self._ahead.send(self._transaction())
-
-    def _transaction(self) -> list[tuple[Any, ...]]:
-        return [("MULTI",), *self._under_way, ("EXEC",), *self._watching()]
-
-    def _watching(self) -> list[tuple[Any, ...]]:
-        return [("WATCH", keys.job(self._job)), ("HGET", keys.job(self._job), "restoring")]
+            self._under_way = [_MULTI, *commands, _EXEC, *self._watching]
+            self._ahead.send_packed(self._under_way)
 
     def _await(self) -> None:
         """What was sent is done when this returns, and the job was still ours then. Raises as `put`."""
@@ -125,7 +123,7 @@ class RestoreStore:
                 return
             done = answers[-3]
             if done is None:  # something else of the job has changed: nothing was done
-                self._ahead.send(self._transaction())
+                self._ahead.send_packed(self._under_way)
                 continue
             self._under_way = []
             with translated():
