@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any, Final
 
 from pipeline.books import FORGOTTEN
-from pipeline.codec import encode_value, state_field
+from pipeline.codec import encode_state_fields, encode_values
 from pipeline.errors import SavepointError
-from pipeline.keying import group_of
+from pipeline.keying import group_of, groups_of
 from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, compile_plan, stream_name, stream_names
 from pipeline.reading.keytext import key_text
 from pipeline.savepoints.manifest import FORMAT, STATE, TABLES, Manifest, PartFile
@@ -131,11 +131,11 @@ class _Handover:
         """The columns of the table, a page at a time."""
         states = self._run.states()
         while page := list(islice(states, _PAGE)):
-            fields = ((state_field(operator, key), encode_value(state)) for _, operator, key, state in page)
-            operators, texts, values, packed = state_columns(fields)
+            fields = encode_state_fields([row[1] for row in page], [row[2] for row in page])
+            operators, texts, values, packed = state_columns(fields, encode_values([row[3] for row in page]))
             self._keys.update(operators)
             stages = [self._run.plan.stage(stage).name for stage, *_ in page]
-            yield stages, operators, [group_of(key) for _, _, key, _ in page], texts, values, packed
+            yield stages, operators, groups_of([row[2] for row in page]), texts, values, packed
 
     def _live_stage(self, index: int) -> StagePlan:
         """The stage of a live job that a stage of the run belongs to: in bulk DataFrame operators begin one each."""
