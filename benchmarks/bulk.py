@@ -6,9 +6,9 @@
 A text of a Zipf-like vocabulary is split into words, and each word emits its running count into JSON Lines files, whose
 rows are checked: a gap, a repeat or a swap of a word's counts ends the run. A second pipeline is one key for all
 records, as the worst skew there is. A third has the words one a line and wants their final counts only, which Spark
-computes itself: beside it the DataFrame code that one would write by hand, in turns, both checked. The same functions
-in a loop of plain Python, before each round, say what the machine gives at that time. This file is also the pipeline
-that Spark's tasks load.
+computes itself; DataFrame code that one would write by hand runs in turns with it, and both counts are checked. The
+functions of the first in a loop of plain Python, before each round, say what the machine gives at that time. This file
+is also the pipeline that Spark's tasks load.
 """
 
 from __future__ import annotations

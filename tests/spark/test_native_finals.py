@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from deltalake import write_deltalake
 
 from pipeline import Pipeline, col, count, itself, maximum, mean, minimum, read, record, together, total, write
 from pipeline.api import KeyedStream, Stream
+from pipeline.cli.main import run_command
 from pipeline.plan import compile_plan
 from pipeline.settings import Limits
 from pipeline.sources.layout import open_files
+from pipeline.spark.bulk import engine
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
 from pipeline.spark.bulk.finals import finals_of, frame_of
 
@@ -281,3 +284,32 @@ def test_records_that_also_go_elsewhere_are_read_by_python(tmp_path: Path) -> No
         return by_word(lines)
 
     assert "or to a sink" in not_native(read.text(tmp_path / "in.txt"), build)
+
+
+def test_the_command_says_so_and_does_not_start_the_jvm_with_its_fast_compiler_only(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("a\nb\na\n")
+    (tmp_path / "flow.py").write_text(
+        "from pipeline import Pipeline, count, itself, read, write\n"
+        'flow = Pipeline("words")\n'
+        'keyed = flow.source(read.text("in.txt"), name="lines").filter(itself() != "b", name="no_b").key_by(itself())\n'
+        'keyed.aggregate(count()).last().sink(write.jsonl("out"), name="out")\n'
+    )
+    started: list[bool] = []
+
+    def open_session(*_: Any, starts_fast: bool) -> Any:
+        started.append(starts_fast)
+        return spark
+
+    monkeypatch.setattr(engine, "BulkOptions", partial(BulkOptions, native_bytes=0))
+    monkeypatch.setattr(engine, "open_session", open_session)
+
+    code = run_command(["run", "flow.py", "--engine", "spark", "--partitions", "2"])
+
+    said = capsys.readouterr()
+    assert (code, started) == (0, [False]), said.err
+    assert "  stage lines: in 3, out 2, filtered 1, by Spark itself\n" in said.err
+    rows = [json.loads(line) for path in (tmp_path / "out").glob("part-*") for line in path.read_text().splitlines()]
+    assert rows == [{"key": "a", "value": 2}]
