@@ -117,7 +117,8 @@ class TextFormat:
     has_header: bool = False
 
     def decode(self, lines: Sequence[bytes], places: LinePlaces) -> Batch:
-        return Batch([line.decode("utf-8", "replace") for line in lines])
+        # All in one go is sooner. No line holds a line end, and what is not UTF-8 ends with its line at the latest.
+        return Batch(as_text(b"\n".join(lines)).split("\n") if lines else [])
 
     def describe(self) -> str:
         return ""

@@ -20,6 +20,7 @@ from pipeline.errors import EncodingError, EnvironmentFault, InputError
 from pipeline.graph import SourceSpec
 from pipeline.records import Batch
 from pipeline.sources.feed import BATCH_RECORDS, FAULT_CHARACTERS, SplitWriter
+from pipeline.sources.formats import TextFormat
 from pipeline.sources.layout import open_files
 from pipeline.sources.lines import split_lines
 from pipeline.sources.local import ItemChunk
@@ -101,6 +102,20 @@ def test_lines_end_in_three_ways_and_the_empty_rest_is_no_record(tmp_path: Path)
 
 def test_a_byte_order_mark_is_dropped_and_bad_utf_8_is_replaced(tmp_path: Path) -> None:
     assert read("text", a_file(tmp_path, b"\xef\xbb\xbfa\nb\xffc\n")).values == ["a", "b\ufffdc"]
+
+
+_BROKEN = st.sampled_from(
+    [b"\xe2\x82", b"\xf0\x9f\x98", b"\x82", b"\xff", b"\xed\xa0\x80", b"\xc2", "\u2028\x85ü".encode()]
+)
+
+
+@given(st.lists(st.lists(_BROKEN | st.binary(max_size=3), max_size=3).map(b"".join), max_size=8))
+def test_each_line_is_decoded_as_it_would_be_alone(lines: list[bytes]) -> None:
+    lines = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
+
+    batch = TextFormat().decode(lines, [])
+
+    assert batch.values == [line.decode("utf-8", "replace") for line in lines]
 
 
 @pytest.mark.parametrize(("name", "pack"), [("a.gz", gzip.compress), ("a.bz2", bz2.compress)])

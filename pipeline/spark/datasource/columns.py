@@ -144,7 +144,7 @@ class ResultColumns:
 
     def _value_columns(self, rows: _Rows) -> tuple[Any, Any]:
         values = rows.values
-        if rows.is_known and self._value_as == "json":
+        if rows.is_known and self._value_as != "text":
             return (_json_column(values) if self._shows_text else None), pa.nulls(len(values), pa.binary())
         found, packed = exact_json(values)
         texts: list[Any] = found
