@@ -200,17 +200,24 @@ def split_state_field(field: bytes) -> tuple[str, Any]:
 
 def split_state_fields(fields: Sequence[bytes]) -> tuple[list[str], list[Any]]:
     """(operators, keys), of each field as of `split_state_field`. Raises DecodingError for the first that is none."""
-    parts = [field.partition(b"\0") for field in fields]
+    first, found, _ = fields[0].partition(b"\0") if fields else (b"", b"", b"")
+    size = len(first) + 1
     try:
-        names = {name: name.decode() for name in {part[0] for part in parts}}
-        keys = list(map(_anything.decode, [part[2] for part in parts]))
+        if found and {field[:size] for field in fields} == {first + found}:  # of one operator, as most pages are
+            operators = [first.decode()] * len(fields)
+            keys = list(map(_anything.decode, [field[size:] for field in fields]))
+        else:
+            parts = [field.partition(b"\0") for field in fields]
+            names = {name: name.decode() for name in {part[0] for part in parts}}
+            operators = [names[part[0]] for part in parts]
+            keys = list(map(_anything.decode, [part[2] for part in parts]))
     except _UNREADABLE:
         for field in fields:
             split_state_field(field)
         raise
     if not _PLAIN_KEYS.issuperset(map(type, keys)):
         keys = list(map(_hashable, keys))
-    return [names[part[0]] for part in parts], keys
+    return operators, keys
 
 
 def key_field(key: Any) -> bytes:

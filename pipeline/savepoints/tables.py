@@ -119,7 +119,7 @@ class TableWriter:
             self._rows = 0
         if self._pending[0]:
             columns = zip(self._pending, self._schema, strict=True)
-            arrays = [pa.array(column, kind.type) for column, kind in columns]
+            arrays = [_array(column, kind.type) for column, kind in columns]
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
         self._rows += len(self._pending[0])
         self._pending, self._size = [[] for _ in self._schema], 0
@@ -135,6 +135,14 @@ class TableWriter:
         digest = self._file.digest.hexdigest()
         self._parts.append(PartFile(self._path, self._rows, self._file.bytes, digest))
         self._writer = self._file = None
+
+
+def _array(column: list[Any], kind: Any) -> Any:
+    """Most often all rows of some columns are equal: nothing is packed, all are of one stage."""
+    first = column[0]
+    if column[-1] is first and column.count(first) == len(column):
+        return pa.nulls(len(column), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(column))
+    return pa.array(column, kind)
 
 
 def _size_of(column: Sequence[Any]) -> int:
