@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -359,54 +360,53 @@ total.sink(write.jsonl("out"), name="out")
 def test_a_run_goes_on_with_right_state_while_its_file_grows_all_the_time(
     redis_url: str,
     site: Site,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     site.write(LIVE)
-    monkeypatch.chdir(site.root / "work")
-    Path("broken").touch()
-    stop, written = threading.Event(), [0]
+    with chdir(site.root / "work"):  # and out of it before the site ends all that is in there
+        Path("broken").touch()
+        stop, written = threading.Event(), [0]
 
-    def write_on(number: int) -> None:
-        with open("live.jsonl", "a") as file:
-            for _ in range(number):
-                written[0] += 1
-                file.writelines(json.dumps([key, written[0]]) + "\n" for key in KEYS)
+        def write_on(number: int) -> None:
+            with open("live.jsonl", "a") as file:
+                for _ in range(number):
+                    written[0] += 1
+                    file.writelines(json.dumps([key, written[0]]) + "\n" for key in KEYS)
 
-    def grow() -> None:
-        while not stop.wait(0.02):
-            write_on(1)
+        def grow() -> None:
+            while not stop.wait(0.02):
+                write_on(1)
 
-    write_on(300)
-    run = site.start("flow.py", "--workers", "2", "--redis", redis_url, "--job-id", "j")
-    run.wait_for_taken(3 * 300 * len(KEYS))
-    Path("broken").unlink()
-    writer = threading.Thread(target=grow)
-    writer.start()
-    try:
-        Path("keys.txt").write_text('k1\n\n"k4"\nnobody\n')
-        code = run_command(["backfill", "flow.py", "--job", "j", "--redis", redis_url, "--keys", "keys.txt"])
-    finally:
-        stop.set()
-        writer.join()
-    write_on(20)
-    run.wait_for_taken(3 * written[0] * len(KEYS))
-    run.process.send_signal(signal.SIGINT)
-    run.finish(code=130)
+        write_on(300)
+        run = site.start("flow.py", "--workers", "2", "--redis", redis_url, "--job-id", "j")
+        run.wait_for_taken(3 * 300 * len(KEYS))
+        Path("broken").unlink()
+        writer = threading.Thread(target=grow)
+        writer.start()
+        try:
+            Path("keys.txt").write_text('k1\n\n"k4"\nnobody\n')
+            code = run_command(["backfill", "flow.py", "--job", "j", "--redis", redis_url, "--keys", "keys.txt"])
+        finally:
+            stop.set()
+            writer.join()
+        write_on(20)
+        run.wait_for_taken(3 * written[0] * len(KEYS))
+        run.process.send_signal(signal.SIGINT)
+        run.finish(code=130)
 
-    said = capsys.readouterr().err
-    assert code == 0, said
-    assert "2 changed, 1 without any state, before and now" in said
-    assert "the input was held back for" in said
-    found: dict[str, list[int]] = {}
-    for row in read_rows(Path("out")):
-        found.setdefault(row["key"], []).append(row["value"])
-    clean = [number * (number + 1) // 2 for number in range(1, written[0] + 1)]
-    for key in KEYS:
-        wrong = [place for place, (one, other) in enumerate(zip(found[key], clean, strict=True)) if one != other]
-        # What was given before the swap stays as it was given; from there on all is as if nothing had been wrong.
-        assert wrong == (list(range(len(wrong))) if key in WRONG else [])
-        assert len(wrong) <= written[0] - 20
+        said = capsys.readouterr().err
+        assert code == 0, said
+        assert "2 changed, 1 without any state, before and now" in said
+        assert "the input was held back for" in said
+        found: dict[str, list[int]] = {}
+        for row in read_rows(Path("out")):
+            found.setdefault(row["key"], []).append(row["value"])
+        clean = [number * (number + 1) // 2 for number in range(1, written[0] + 1)]
+        for key in KEYS:
+            wrong = [place for place, (one, other) in enumerate(zip(found[key], clean, strict=True)) if one != other]
+            # What was given before the swap stays as it was given; from there on all is as if nothing had been wrong.
+            assert wrong == (list(range(len(wrong))) if key in WRONG else [])
+            assert len(wrong) <= written[0] - 20
 
 
 @pytest.fixture
