@@ -5,8 +5,10 @@
 
 A text of a Zipf-like vocabulary is split into words, and each word emits its running count into JSON Lines files, whose
 rows are checked: a gap, a repeat or a swap of a word's counts ends the run. A second pipeline is one key for all
-records, as the worst skew there is. The same functions in a loop of plain Python, before each round, say what the
-machine gives at that time. This file is also the pipeline that Spark's tasks load.
+records, as the worst skew there is. A third has the words one a line and wants their final counts only, which Spark
+computes itself; DataFrame code that one would write by hand runs in turns with it, and both counts are checked. The
+functions of the first in a loop of plain Python, before each round, say what the machine gives at that time. This file
+is also the pipeline that Spark's tasks load.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, process_time
@@ -24,7 +29,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from pipeline import Pipeline, count, read, write
+from pipeline import Pipeline, count, itself, read, write
 
 FOLDER = Path(os.environ.get("BULK_FOLDER", "/tmp/celeriac-bulk-benchmark"))
 WORDS_A_LINE = 10
@@ -50,6 +55,15 @@ skewed = Pipeline("bench_bulk_skewed")
     .sink(write.jsonl(FOLDER / "skewed"), name="counts")
 )
 
+final = Pipeline("bench_bulk_final")
+(
+    final.source(read.text(FOLDER / "words"), name="words")
+    .key_by(itself(), name="by_word")
+    .aggregate(count(), name="running_count")
+    .last(name="final_count")
+    .sink(write.jsonl(FOLDER / "final"), name="counts")
+)
+
 many = Pipeline("bench_bulk_many_keys")
 (
     many.source(read.iterable(lambda: range(int(os.environ.get("BULK_KEYS", "1000000")))), name="numbers")
@@ -72,6 +86,18 @@ def write_text(folder: Path, words: int) -> int:
     for number in range(copies):
         (folder / f"{number:03d}.txt").write_text("\n".join(lines) + "\n")
     return copies * len(drawn)
+
+
+def write_words(folder: Path, text: Path, copies: int) -> Counter[str]:
+    """The words of the text one a line, so many times over; how often each is there."""
+    folder.mkdir()
+    found: Counter[str] = Counter()
+    for path in sorted(text.glob("*.txt")):
+        words = path.read_text().split()
+        found.update({word: number * copies for word, number in Counter(words).items()})
+        for number in range(copies):
+            (folder / f"{path.stem}-{number:03d}.txt").write_text("\n".join(words) + "\n")
+    return found
 
 
 def plain_seconds(folder: Path) -> float:
@@ -116,10 +142,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--words", type=int, default=4_000_000)
     options.add_argument("--keys", type=int, default=1_000_000, help="distinct keys in one partition")
+    options.add_argument("--copies", type=int, default=5, help="how often the words are there, for final counts")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--partitions", type=int, default=4)
     options.add_argument("--master", default="local[2,4]")
+    options.add_argument("--only-final", action="store_true", help=argparse.SUPPRESS)
     asked = options.parse_args()
+    if asked.only_final:
+        compare_final(asked, FOLDER)
+        return
     with tempfile.TemporaryDirectory(prefix="celeriac-bulk-") as folder:
         os.environ["BULK_FOLDER"], os.environ["BULK_KEYS"] = folder, str(asked.keys)
         measure(asked, Path(folder))
@@ -155,6 +186,43 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
         )
         label = "one key" if name == "skewed" else "keys, one task"
         print(f"{label:15s}{records / result.seconds:12,.0f} records/s   {records:,} records in {result.seconds:.1f} s")
+    measure_final(asked, folder)
+
+
+def measure_final(asked: argparse.Namespace, folder: Path) -> None:
+    """In a child: the JVM of this one has its fast compiler only, and there is one JVM to a process."""
+    command = [sys.executable, __file__, "--only-final", "--partitions", str(asked.partitions)]
+    command += ["--rounds", str(asked.rounds), "--copies", str(asked.copies), "--master", asked.master]
+    subprocess.run(command, check=True, env={**os.environ, "BULK_FOLDER": str(folder)})
+
+
+def compare_final(asked: argparse.Namespace, folder: Path) -> None:
+    from pipeline.spark.bulk.engine import BulkOptions, open_session, run_bulk
+
+    expected = write_words(folder / "words", folder / "text", asked.copies)
+    words = expected.total()
+    session = open_session(asked.master)
+    ratios = []
+    for number in range(asked.rounds + 1):
+        started = perf_counter()
+        counts = session.read.text(str(folder / "words")).groupBy("value").count()
+        counts.write.mode("overwrite").json(str(folder / "by_hand"))
+        by_hand = perf_counter() - started
+        shutil.rmtree(folder / "final", ignore_errors=True)
+        result = run_bulk(__file__ + ":final", session, BulkOptions(partitions=asked.partitions, native_bytes=0))
+        if result.native["words"]:
+            sys.exit(f"WRONG: Python has counted: {result.native['words']}")
+        if number == 0:
+            # The first round compiles.
+            if dict(_rows(folder / "final")) != expected:
+                sys.exit("WRONG: the final counts are others")
+            continue
+        ratios.append(result.seconds / by_hand)
+        print(
+            f"final count    {words / result.seconds:12,.0f} records/s   {words:,} words in {result.seconds:.1f} s;"
+            f" DataFrame code by hand {by_hand:.1f} s, so {ratios[-1]:.2f} times that, load {os.getloadavg()[0]:.1f}"
+        )
+    print(f"median         {sorted(ratios)[len(ratios) // 2]:12.2f} times the DataFrame code")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from pipeline.codec import encode_value, state_field
@@ -30,6 +31,18 @@ def fill_state(
             pipe.hset(keys.state(job, stage, group), field, value)
             number, size = number + 1, size + len(field) + len(value)
             yield group, field
+        pipe.execute()
+    _await_rewriting(client)
+
+
+def fill_states(client: Any, job: str, stage: int, operator: str, states: Iterable[Any]) -> None:
+    """State of keys `key-…`, one for each; behind the last one Redis is at rest, as above."""
+    numbers = enumerate(states)
+    while part := list(islice(numbers, _BATCH)):
+        pipe = client.pipeline(transaction=False)
+        for number, state in part:
+            key = f"key-{number:09}"
+            pipe.hset(keys.state(job, stage, group_of(key)), state_field(operator, key), encode_value(state))
         pipe.execute()
     _await_rewriting(client)
 

@@ -11,6 +11,7 @@ from leader.duties.books import BookKeeping
 from leader.duties.cuts import Cuts
 from leader.duties.ending import Ending
 from leader.duties.gate import Gate
+from leader.duties.heldback import HeldBack
 from leader.duties.lifecycle import Lifecycle
 from leader.duties.placement import Placement
 from leader.duties.readers import Readers
@@ -46,7 +47,7 @@ def make_round(
         retention, readers = Retention(leadership), Readers(leadership)
         restarts = Restarts(scripts, leadership, memory)
         books = BookKeeping(BookStore(scripts))
-        cuts, shadows = Cuts(scripts), Shadows(scripts)
+        cuts, shadows, held_back = Cuts(scripts), Shadows(scripts), HeldBack(scripts)
         operations = OperationStore(scripts)
         placement = Placement(scripts, leadership, lambda: leadership.server, rng)
         return Duties(
@@ -65,8 +66,9 @@ def make_round(
                 books,
                 cuts,
                 shadows,
+                held_back,
             ),
-            ended=(retention, readers, books, cuts, shadows),
+            ended=(retention, readers, books, cuts, shadows, held_back),
             restarting=(restarts,),
         )
 

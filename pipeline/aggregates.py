@@ -13,7 +13,8 @@ Field: TypeAlias = str | Callable[[Any], Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """A fold over the values of one key. `name` stands in its errors, `kind` is the name of a built-in one.
+    """A fold over the values of one key. `name` stands in its errors, `kind` is the name of a built-in one, and
+    `field` what that takes of each value.
 
     create() gives the state before the first value; add(state, value) the state after it, and may change the
     state in place; result(state) the result so far, and must not change it. A state must be encodable.
@@ -24,6 +25,7 @@ class Aggregation:
     add: Callable[[Any, Any], Any]
     result: Callable[[Any], Any]
     kind: str = ""
+    field: Field = None
 
 
 def count() -> Aggregation:
@@ -43,7 +45,7 @@ def total(field: Field = None) -> Aggregation:
         _add_number(name, state, value if read is None else read(value))
         return state
 
-    return Aggregation(name, lambda: [0, 0, 0.0], add, _sum_of, "total")
+    return Aggregation(name, lambda: [0, 0, 0.0], add, _sum_of, "total", field)
 
 
 def mean(field: Field = None) -> Aggregation:
@@ -62,7 +64,7 @@ def mean(field: Field = None) -> Aggregation:
         state[3] += 1
         return state
 
-    return Aggregation(name, lambda: [0, 0, 0.0, 0], add, _mean_of, "mean")
+    return Aggregation(name, lambda: [0, 0, 0.0, 0], add, _mean_of, "mean", field)
 
 
 def minimum(field: Field = None) -> Aggregation:
@@ -79,7 +81,7 @@ def minimum(field: Field = None) -> Aggregation:
             raise _refusal(name, item, "a value")
         return item if state is None or item < state else state
 
-    return Aggregation(name, _nothing, add, _itself, "minimum")
+    return Aggregation(name, _nothing, add, _itself, "minimum", field)
 
 
 def maximum(field: Field = None) -> Aggregation:
@@ -96,7 +98,7 @@ def maximum(field: Field = None) -> Aggregation:
             raise _refusal(name, item, "a value")
         return item if state is None or item > state else state
 
-    return Aggregation(name, _nothing, add, _itself, "maximum")
+    return Aggregation(name, _nothing, add, _itself, "maximum", field)
 
 
 def _add_number(name: str, state: list[Any], number: Any) -> None:

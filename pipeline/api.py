@@ -30,6 +30,7 @@ from pipeline.graph import (
     SinkSpec,
     Source,
     SourceSpec,
+    Transform,
     Union,
 )
 from pipeline.kernel.contract import KeyedOperator
@@ -37,6 +38,7 @@ from pipeline.kernel.operators import Aggregate, Last, Reduce, StatefulMap
 from pipeline.policies import ErrorPolicy, check_policy, check_unkeyed_policy, dead_letter
 from pipeline.pools import POOL
 from pipeline.programs import checking
+from pipeline.schemas import parse_schema
 
 
 class Pipeline:
@@ -191,6 +193,35 @@ class Stream:
         if protocol == "lines" and isinstance(self, KeyedStream):
             raise checking.lines_lose_keys(name)
         self.pipeline._add("external", node)
+        return Stream(self.pipeline, name)
+
+    def transform(
+        self, fn: Callable[[Any], Any], *, schema: str, batch: int = 8_000, name: str | None = None
+    ) -> Stream:
+        """The rows of fn(frame), where the frame is a Spark DataFrame of some records; for streams without keys.
+
+            def with_names(flights):
+                names = flights.sparkSession.read.parquet("carriers.parquet")
+                return flights.join(names, "carrier", "left").select("name", "dep_delay")
+
+            flights.transform(with_names, schema="carrier string, dep_delay double")
+
+        `schema` names the columns that fn gets, as Spark's DDL does; a record is a dict of them. A field that is
+        missing is null, others are left out, and a record whose field is of another type fails. Outputs are dicts of
+        the columns that fn returns, in the order of its rows, without event times and ids of their own.
+
+        A frame holds records that arrived together, at most `batch` of them, cut in another way at each run. So fn must
+        treat each row by itself, as filters, computed columns, explodes and joins with tables do; it must not
+        aggregate, sort or number rows. It must be deterministic: it may see a record more than once. A worker with such
+        an operator holds a Spark session. docs/dataframes.md says more.
+        """
+        name = self.pipeline._choose_name("transform", name)
+        validation.check_plain_function(fn, ("frame",), name)
+        node = Transform(name, (self.name,), fn, parse_schema(schema, f"operator {name!r}"), batch)
+        validation.check_transform(node)
+        if isinstance(self, KeyedStream):
+            raise validation.frames_lose_keys(name)
+        self.pipeline._add("transform", node)
         return Stream(self.pipeline, name)
 
     def branch(self, *predicates: Callable[[Any], Any], name: str | None = None) -> tuple[Self, ...]:

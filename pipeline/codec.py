@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
+from functools import cache
+from operator import add
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -37,6 +39,9 @@ def _no_extension(code: int, _data: memoryview) -> Any:
     """We write none but times; what stood for one could not be a key either."""
     raise ValueError(f"an extension of the type {code}")
 
+
+_ARRAY: Final = b"\xdd"
+"""How an array begins whose length stands in the next 4 bytes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _columns = msgspec.msgpack.Decoder(_Columns, ext_hook=_no_extension)
@@ -135,6 +140,12 @@ def encode_value(value: Any) -> bytes:
         raise
 
 
+def encode_state_fields(operators: Sequence[str], keys: Sequence[Any]) -> list[bytes]:
+    """Each as of `state_field`. Raises EncodingError for the first key that cannot be encoded."""
+    names = {operator: operator.encode() + b"\0" for operator in set(operators)}
+    return list(map(add, map(names.__getitem__, operators), encode_values(keys)))
+
+
 def encode_values(values: Sequence[Any]) -> list[bytes]:
     """Each as `encode_value` does. Raises EncodingError for the first that cannot be encoded."""
     encode = _encoder.encode
@@ -154,6 +165,22 @@ def decode_value(data: bytes) -> Any:
         raise DecodingError(f"stored state cannot be read: {error}") from error
 
 
+def decode_values(datas: Sequence[bytes], kind: Any) -> list[Any]:
+    """What each holds, if all hold this type. Raises DecodingError otherwise.
+
+    They are read as one: where the end of each is is not checked. It is by encoding them again, and comparing.
+    """
+    try:
+        return _column_of(kind).decode(_ARRAY + len(datas).to_bytes(4, "big") + b"".join(datas))
+    except _UNREADABLE as error:
+        raise DecodingError(f"stored states cannot be read as one: {error}") from error
+
+
+@cache
+def _column_of(kind: Any) -> msgspec.msgpack.Decoder[list[Any]]:
+    return msgspec.msgpack.Decoder(list[kind], ext_hook=_no_extension)
+
+
 def state_field(operator: str, key: Any) -> bytes:
     """The name of a key's state in the hash of its group: distinct for `1` and `"1"`. Raises EncodingError."""
     try:
@@ -169,6 +196,28 @@ def split_state_field(field: bytes) -> tuple[str, Any]:
     if not found:
         raise DecodingError(f"no state field: {field[:80]!r}")
     return _operator(operator), _hashable(decode_value(key))
+
+
+def split_state_fields(fields: Sequence[bytes]) -> tuple[list[str], list[Any]]:
+    """(operators, keys), of each field as of `split_state_field`. Raises DecodingError for the first that is none."""
+    first, found, _ = fields[0].partition(b"\0") if fields else (b"", b"", b"")
+    size = len(first) + 1
+    try:
+        if found and {field[:size] for field in fields} == {first + found}:  # of one operator, as most pages are
+            operators = [first.decode()] * len(fields)
+            keys = list(map(_anything.decode, [field[size:] for field in fields]))
+        else:
+            parts = [field.partition(b"\0") for field in fields]
+            names = {name: name.decode() for name in {part[0] for part in parts}}
+            operators = [names[part[0]] for part in parts]
+            keys = list(map(_anything.decode, [part[2] for part in parts]))
+    except _UNREADABLE:
+        for field in fields:
+            split_state_field(field)
+        raise
+    if not _PLAIN_KEYS.issuperset(map(type, keys)):
+        keys = list(map(_hashable, keys))
+    return operators, keys
 
 
 def key_field(key: Any) -> bytes:

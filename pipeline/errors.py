@@ -82,6 +82,10 @@ class ProgramError(CeleriacError):
     """Raised when an external program ends, hangs, refuses a record, or answers what its protocol does not have."""
 
 
+class FrameError(CeleriacError):
+    """Raised when the function of a DataFrame operator fails in Spark, or does not return a frame of records."""
+
+
 class LetterError(CeleriacError):
     """Raised when a dead letter is not there, or what was asked cannot be done with it."""
 

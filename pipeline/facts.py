@@ -79,6 +79,8 @@ class JobRecord:
     """Stage -> since when it is paused."""
     shadow: str = ""
     """`token job` of the shadow that runs beside it, or was left by a command that is gone."""
+    held_back: str = ""
+    """`token` of a backfill that holds back sources, or has left them so; then their names, a line each."""
     code: str = ""
     """The only version that may work at it since it was promoted; nothing where workers run what they find."""
 

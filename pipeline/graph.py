@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 from pipeline.kernel.contract import KeyedOperator
 from pipeline.policies import GIVE_UP, ErrorPolicy
 from pipeline.pools import POOL
+from pipeline.schemas import Column
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """What a source reads. `path` is a file, folder or glob.
 
-    `format` is text, csv, json, parquet, iterable, producer, generator, sql, redis_stream or kafka.
+    `format` is text, csv, json, parquet, delta, iterable, producer, generator, sql, redis_stream or kafka.
     `options` holds JSON values only (column names, delimiter, engine, ...) and enters the plan, which others may read.
     `items` makes the values of an iterable source, `fn` those of a generator source. `secrets` (addresses with
     passwords) and the functions stay in the processes that load the graph.
@@ -31,7 +32,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, sql, http, call or kafka.
+    """Where a sink writes. `format` is console, stream, text, jsonl, csv, parquet, delta, sql, http, call or kafka.
 
     `options` holds JSON values and enters the plan, which others may read. `secrets` (addresses with passwords,
     headers) and `fn`, the function of a call sink, stay in the processes that load the graph.
@@ -140,6 +141,20 @@ class External:
 
 
 @dataclass(frozen=True, slots=True)
+class Transform:
+    """A function of Spark DataFrames on a stream without keys; see `pipeline.spark.transforms`.
+
+    columns: those of the frame that fn gets; a record is a dict of them. batch: the most records in one frame.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    fn: Callable[[Any], Any]
+    columns: tuple[Column, ...]
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Union:
     """All records of its inputs, unkeyed; order holds within each input only."""
 
@@ -157,7 +172,7 @@ class Sink:
     key_field: str | None
 
 
-Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | External | Union | Sink
+Node: TypeAlias = Source | Map | MapWithKey | Filter | FlatMap | KeyBy | Keyed | External | Transform | Union | Sink
 
 
 @dataclass(frozen=True, slots=True)

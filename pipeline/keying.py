@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -57,6 +57,16 @@ def _part(part: Any) -> bytes:
 def group_of(key: Any) -> int:
     """The key group, 0 <= group < GROUPS. Raises EncodingError as `canonical_bytes` does."""
     return crc32(canonical_bytes(key)) % GROUPS
+
+
+def groups_of(keys: Sequence[Any]) -> list[int]:
+    """The key group of each. Raises EncodingError for the first whose type may not be a key."""
+    kinds = set(map(type, keys))
+    texts = map(str, keys) if kinds == {int} else keys
+    try:
+        return [crc32(data) % GROUPS for data in map(str.encode, texts)]
+    except (TypeError, ValueError):  # others than texts or integers only, or one that is none
+        return list(map(group_of, keys))
 
 
 def check_keys(keys: Iterable[Any]) -> None:

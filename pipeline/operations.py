@@ -1,5 +1,5 @@
-"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`, `shadow`, `burst`. Data,
-and its words.
+"""Lifecycle operations: what changes a job while it runs, one at a time: `rescale`, `upgrade`, `shadow`, `burst`,
+`backfill`. Data, and its words.
 
 The leader carries out a rescale. The others are carried out by their commands, under a claim that these renew.
 """
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Kind = Literal["rescale", "upgrade", "shadow", "burst"]
+Kind = Literal["rescale", "upgrade", "shadow", "burst", "backfill"]
 
 CLAIM_SECONDS: Final = 15.0
 """A command that has not renewed its claim for so long is taken for gone: whoever comes next begins in its place."""
@@ -41,6 +41,10 @@ class Phase(StrEnum):
     """Burst: Spark works on each partition up to its cut; those that are there go back."""
     RETURNING = "returning"
     """Burst: all partitions go back."""
+    RECOMPUTING = "recomputing"
+    """Backfill: Spark reads the history of the keys, and the job goes on."""
+    SWAPPING = "swapping"
+    """Backfill: input is held back until all of it is processed, and the state is swapped there."""
 
 
 class About(msgspec.Struct, frozen=True):
@@ -48,6 +52,7 @@ class About(msgspec.Struct, frozen=True):
 
     stage, before, to: of a rescale, the name and the numbers of partitions. code, file: of the others, the version.
     node, cuts: of a burst, who works on it, and partition, as `stage.partition` -> the position up to which it does.
+    stage, keys: of a backfill, the name, and how many keys of it.
     """
 
     kind: Kind
@@ -59,6 +64,7 @@ class About(msgspec.Struct, frozen=True):
     file: str = ""
     node: str = ""
     cuts: dict[str, str] = {}
+    keys: int = 0
 
     def __str__(self) -> str:
         match self.kind:
@@ -70,6 +76,8 @@ class About(msgspec.Struct, frozen=True):
                 return f"shadow of version {self.code}"
             case "burst":
                 return f"burst of {len(self.cuts)} partition" + ("" if len(self.cuts) == 1 else "s")
+            case "backfill":
+                return f"backfill of {self.keys:,} key{'' if self.keys == 1 else 's'} of {self.stage}"
 
     @property
     def change(self) -> str:
@@ -78,6 +86,8 @@ class About(msgspec.Struct, frozen=True):
             return f"{self} from {self.before} to {self.to} partitions"
         if self.kind == "burst":
             return f"{self} on {self.node}"
+        if self.kind == "backfill":
+            return f"{self} by {self.file}"
         return f"{self} of {self.file}"
 
 
@@ -85,9 +95,9 @@ class About(msgspec.Struct, frozen=True):
 class Operation:
     """The one under way. stage: the index of a rescale's stage. is_urgent: it does not wait for a short backlog.
 
-    done, total: of an upgrade, the workers that have changed, and all; of a burst, records. until_ms: when its command
-    counts as gone; 0 for what the leader carries out. Times are milliseconds of the job's clock; `since_ms`: when its
-    phase began, `switched_at_ms`: 0 before that.
+    done, total: of an upgrade, the workers that have changed, and all; of a burst or a backfill, records. until_ms:
+    when its command counts as gone; 0 for what the leader carries out. Times are milliseconds of the job's clock;
+    `since_ms`: when its phase began, `switched_at_ms`: 0 before that.
     """
 
     id: str

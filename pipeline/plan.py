@@ -7,13 +7,13 @@ there without passing another KeyBy. A node behind a Union may stand in several 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from pipeline.errors import DecodingError
-from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source
+from pipeline.graph import External, Graph, KeyBy, Keyed, Node, Sink, Source, Transform
 from pipeline.policies import GIVE_UP, ErrorPolicy
 from pipeline.pools import POOL
 from pipeline.settings import Limits
@@ -177,6 +177,14 @@ class Plan(msgspec.Struct, frozen=True):
                 return stage
         raise KeyError(source)
 
+    def up_to(self, index: int) -> tuple[StagePlan, ...]:
+        """The stage, and behind it all whose records reach it, downstream first."""
+        wanted = {index}
+        for stage in reversed(self.stages):
+            if stage.index in wanted:
+                wanted.update(stage.upstream)
+        return tuple(stage for stage in reversed(self.stages) if stage.index in wanted)
+
     def rescaled(self, index: int, serving: int) -> Plan:
         """The plan with another number of partitions that serve the stage; those that are too many stay, ended."""
         stage = self.stages[index]
@@ -245,15 +253,25 @@ class Plan(msgspec.Struct, frozen=True):
         ) and all(state.stage in known for state in self.states)
 
 
-def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
-    """Cuts a valid graph into stages of `partitions` partitions each."""
-    roots = [node for node in graph.nodes if isinstance(node, Source | KeyBy)]
-    members = {root.name: _members(graph, root.name) for root in roots}
+def compile_plan(graph: Graph, partitions: int, limits: Limits, *, cuts_frames: bool = False) -> Plan:
+    """Cuts a valid graph into stages of `partitions` partitions each.
+
+    With `cuts_frames` a DataFrame operator begins a stage of its own, without keys, under the policy of one before it.
+    """
+    kinds = (Source, KeyBy, Transform) if cuts_frames else (Source, KeyBy)
+    roots = [node for node in graph.nodes if isinstance(node, kinds)]
     index = {root.name: number for number, root in enumerate(roots)}
-    stages = []
+    members = {root.name: _members(graph, root.name, index) for root in roots}
+    stages: list[StagePlan] = []
     for root in roots:
         inside = members[root.name]
         exchanges = {name: index[name] for name in inside if name != root.name and name in index}
+        upstream = tuple(
+            index[other.name]
+            for other in roots
+            if not isinstance(root, Source) and other.name != root.name and root.name in members[other.name]
+        )
+        said = root if isinstance(root, Source | KeyBy) else stages[upstream[0]]
         stages.append(
             StagePlan(
                 index=index[root.name],
@@ -263,13 +281,9 @@ def compile_plan(graph: Graph, partitions: int, limits: Limits) -> Plan:
                 nodes=tuple(name for name in inside if name == root.name or name not in exchanges),
                 exchanges=exchanges,
                 sinks=tuple(name for name in inside if isinstance(graph.node(name), Sink)),
-                upstream=tuple(
-                    index[other.name]
-                    for other in roots
-                    if isinstance(root, KeyBy) and other.name != root.name and root.name in members[other.name]
-                ),
-                on_error=root.on_error,
-                pool=root.pool,
+                upstream=upstream,
+                on_error=said.on_error,
+                pool=said.pool,
             )
         )
     sinks = tuple(
@@ -315,12 +329,12 @@ def _policy(policy: ErrorPolicy) -> list[Any]:
     return [] if policy == GIVE_UP else [msgspec.to_builtins(policy)]
 
 
-def _members(graph: Graph, root: str) -> list[str]:
-    """The root, every node reachable from it without passing another KeyBy, and those KeyBy nodes, in order."""
+def _members(graph: Graph, root: str, roots: Container[str]) -> list[str]:
+    """The root, every node reachable from it without passing another root, and those roots, in order."""
     inside = {root}
     for node in graph.nodes:
         for source in node.inputs:
-            behind_exchange = source != root and isinstance(graph.node(source), KeyBy)
+            behind_exchange = source != root and source in roots
             if source in inside and not behind_exchange:
                 inside.add(node.name)
     return [node.name for node in graph.nodes if node.name in inside]

@@ -94,6 +94,18 @@ def parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None, 
     return SourceSpec("parquet", absolute_path(path, "read.parquet"), options)
 
 
+def delta(path: str | os.PathLike[str], version: int | None = None, columns: Sequence[str] | None = None) -> SourceSpec:
+    """The rows of a version of a Delta table, as dicts of the chosen columns. Needs the extra `delta`.
+
+    version: by default the newest one when the job begins; a job that goes on stays with it.
+    Values are as for `parquet`. Raises PipelineError for a bad argument.
+    """
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
+        raise PipelineError(f"read.delta: version must be a number from 0 on, not {version!r}")
+    options = {"version": version, "columns": _columns(columns, "read.delta")}
+    return SourceSpec("delta", absolute_path(path, "read.delta"), options)
+
+
 def iterable(items: list[Any] | tuple[Any, ...] | range | Callable[[], Iterable[Any]]) -> SourceSpec:
     """The values of a list, tuple or range, or of the fresh iterable that a function makes at each call.
 

@@ -16,11 +16,14 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from pipeline.errors import PipelineError
-from pipeline.graph import External, Graph, KeyBy, Keyed, MapWithKey, Node, Sink, Source, Union
+from pipeline.graph import External, Graph, KeyBy, Keyed, MapWithKey, Node, Sink, Source, Transform, Union
 from pipeline.programs.checking import check_program, lines_lose_keys
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """A name becomes part of Redis keys, queue names and file names: it stays within what all of them take."""
+
+MOST_FRAME_RECORDS: Final = 1_000_000
+"""Of one DataFrame: it is held in memory, as records, as columns and in the JVM."""
 
 _LARGEST: Final = 2**63
 
@@ -264,12 +267,34 @@ def _check_keys(graph: Graph) -> None:
             check_program(node)
             if node.protocol == "lines" and node.inputs[0] in keyed:
                 raise lines_lose_keys(node.name)
+        if isinstance(node, Transform):
+            check_transform(node)
+            if node.inputs[0] in keyed:
+                raise frames_lose_keys(node.name)
         if isinstance(node, KeyBy) or (not _drops_keys(node) and node.inputs[0] in keyed):
             keyed.add(node.name)
 
 
 def _drops_keys(node: Node) -> bool:
     return isinstance(node, Source | Union) or (isinstance(node, External) and node.protocol != "json")
+
+
+def check_transform(node: Transform) -> None:
+    """Raises PipelineError for a size of batches that cannot be."""
+    if type(node.batch) is not int or not 1 <= node.batch <= MOST_FRAME_RECORDS:
+        raise PipelineError(
+            f"operator {node.name!r}: batch must be a whole number from 1 to {MOST_FRAME_RECORDS:,}, "
+            f"not {_shown(node.batch)}"
+        )
+
+
+def frames_lose_keys(operator: str) -> PipelineError:
+    """The error for a DataFrame operator on a keyed stream."""
+    return PipelineError(
+        f"operator {operator!r} works on DataFrames, whose rows do not say which record they come from, "
+        "and its stream is keyed",
+        hint="put it in front of key_by",
+    )
 
 
 def not_keyed(stream: str, user: str) -> PipelineError:

@@ -14,6 +14,7 @@ from pipeline.validation import absolute_path, check_function, check_name
 
 WRITERS: Final = ("auto", "local", "spark")
 SQL_MODES: Final = ("insert", "upsert")
+DELTA_MODES: Final = ("append", "overwrite")
 MOST_BATCH: Final = 10_000
 MOST_TIMEOUT_SECONDS: Final = 50.0
 """One request must end before its worker counts as stuck."""
@@ -67,6 +68,18 @@ def parquet(path: str | os.PathLike[str], writer: str = "auto") -> SinkSpec:
     if not isinstance(writer, str) or writer not in WRITERS:
         raise PipelineError(f"write.parquet: writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     return SinkSpec("parquet", absolute_path(path, "write.parquet"), {"writer": writer})
+
+
+def delta(path: str | os.PathLike[str], mode: str = "append") -> SinkSpec:
+    """A Delta table: all rows of the run are added to it by one commit, when the input has ended, each once.
+
+    mode: "append", or "overwrite", by which the same commit takes out the rows that were there before.
+    A table that is there keeps its columns, and the rows must fit them; else it is made, with columns from the rows.
+    Needs the extra `delta`. Raises PipelineError for an argument that cannot be right.
+    """
+    if not isinstance(mode, str) or mode not in DELTA_MODES:
+        raise PipelineError(f"write.delta: mode must be one of {', '.join(DELTA_MODES)}, not {mode!r}")
+    return SinkSpec("delta", absolute_path(path, "write.delta"), {"mode": mode})
 
 
 def sql(

@@ -6,18 +6,19 @@ Only the solo pool may serve our queues: ownership lives in one process and one 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, bootsteps
 from celery.worker import state
 
 from pipeline.errors import PipelineError
+from pipeline.graph import Graph, Transform
 from pipeline.loader import load_graph
+from pipeline.needs import REMOTE_VARIABLE, find_needs
 from pipeline.plan import fingerprint
 from pipeline.pools import POOL
-from pipeline.programs.checking import find_programs
 from pipeline.shadowing.holding import held_back
 from pipeline.store import keys
 from pipeline.store.connection import connect
@@ -31,6 +32,9 @@ from pipeline.versions import check_code
 from stages.owning import Owning
 from stages.serving import serve
 from stages.worker import Worker
+
+if TYPE_CHECKING:
+    from pipeline.spark.transforms import Transforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class WorkerSettings:
     """Whether an agent keeps as many of its kind as the leader wants; not for a worker that runs by itself."""
     node: str = ""
     """The node that it runs on."""
+    spark_remote: str = field(default="", repr=False)
+    """The Connect server whose Spark runs DataFrame operators; without one it has a JVM of its own."""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> WorkerSettings:
@@ -68,6 +74,7 @@ class WorkerSettings:
             environment.get("CELERIAC_POOL") or POOL,
             environment.get("CELERIAC_SIZED") == "1",
             environment.get("CELERIAC_NODE") or socket.gethostname(),
+            environment.get(REMOTE_VARIABLE, ""),
         )
 
 
@@ -88,12 +95,12 @@ def make_app(settings: WorkerSettings) -> Celery:
             hint="run it under a new job id",
         )
     code = check_code(VersionStore(scripts).rollout(settings.job), settings.worker, settings.pipeline)
-    find_programs(graph.nodes)
+    find_needs(graph.nodes)
 
     def ownership() -> Ownership:
         return Ownership(Scripts(connect(settings.redis_url)), settings.job, settings.worker, settings.incarnation)
 
-    worker = Worker(ownership(), plan, graph)
+    worker = Worker(ownership(), plan, graph, transforms=_transforms(graph, settings.spark_remote))
     worker.code = code
     app = Celery("celeriac-worker", set_as_current=False)
     app.conf.update(celery_settings(first_address(settings.redis_url)))
@@ -112,6 +119,15 @@ def make_app(settings: WorkerSettings) -> Celery:
     app.celeriac_code = code
     app.celeriac_pulse_ownership = ownership()
     return app
+
+
+def _transforms(graph: Graph, remote: str) -> Transforms | None:
+    """What runs the DataFrame operators of a graph, if it has any; imports PySpark only then."""
+    if not any(isinstance(node, Transform) for node in graph.nodes):
+        return None
+    from pipeline.spark.transforms import Transforms
+
+    return Transforms(graph.nodes, remote)
 
 
 def _is_ending() -> bool:

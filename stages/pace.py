@@ -17,17 +17,24 @@ _LARGEST_PART: Final = 512
 _FIXED_COST_STEP_SECONDS: Final = 0.1
 """Starting a program costs about 10 ms, and as much again in a worker that holds much state."""
 
+_FRAME_STEP_SECONDS: Final = 2.0
+"""A job of Spark costs from 50 ms to a second, now more and now less, which says nothing of the records."""
+
 
 class Pace:
     """Learns seconds and outputs per record. A step should take half a slice and stay below the bound of outputs.
 
-    With a fixed cost, that of starting a program, what the cheapest step took is not counted, and steps are
-    longer: else few records would be taken because each step is dear, and each record would be dear because few are.
+    With a fixed cost, that of starting a program or a job of Spark, what the cheapest step took is not counted, and
+    steps are longer: else few records would be taken because each step is dear, and each record would be dear because
+    few are.
     """
 
-    def __init__(self, limits: Limits, *, has_fixed_cost: bool = False) -> None:
+    def __init__(self, limits: Limits, *, has_fixed_cost: bool = False, has_frames: bool = False) -> None:
         self._limits = limits
+        has_fixed_cost = has_fixed_cost or has_frames
         self._step_seconds = _FIXED_COST_STEP_SECONDS if has_fixed_cost else limits.slice_seconds / 2
+        if has_frames:
+            self._step_seconds = _FRAME_STEP_SECONDS
         self._has_fixed_cost = has_fixed_cost
         self._cheapest_seconds = math.inf
         self._allowance = _FIRST

@@ -124,8 +124,9 @@ class PartitionOwner:
         """Slices go so far only, and yield there. None: to the end of the inbox."""
         self._away = 0
         self._expected = context.expected_senders()
-        is_per_batch = bool(effects) or any(node.protocol == "lines" for node in context.kernel.externals)
-        self._pace = Pace(limits, has_fixed_cost=is_per_batch)
+        kernel = context.kernel
+        has_fixed_cost = bool(effects) or kernel.has_fixed_cost
+        self._pace = Pace(limits, has_fixed_cost=has_fixed_cost, has_frames=kernel.needs_session)
         self.reset(acquired)
 
     def renew(self, context: StageContext) -> None:
@@ -391,15 +392,15 @@ class PartitionOwner:
 
     def _as_before(self) -> Bounds:
         """For what has effects that stand: it has run together before, and none of it has killed its worker."""
-        return Bounds(1, lambda: False, is_whole=bool(self._context.kernel.externals))
+        return Bounds(1, lambda: False, is_whole=bool(self._context.kernel.carried))
 
     def _bounds(self, started: float) -> Bounds:
         """A step is cut short when it takes as long as a whole slice, twice what it was planned for.
 
-        A call of an external program costs much the same for one record as for a batch, and has a deadline.
+        A call of an operator that the carrier runs costs much the same for one record as for a batch.
         """
         latest = started + self._context.plan.limits.slice_seconds
-        if self._context.kernel.externals:
+        if self._context.kernel.carried:
             return Bounds(1, lambda: self._clock() >= latest, is_whole=True)
         outputs = self._context.plan.limits.step_outputs
         return Bounds(self._pace.part(), lambda: self._clock() >= latest, outputs=outputs)

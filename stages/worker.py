@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import (
     CeleriacError,
@@ -27,6 +27,7 @@ from pipeline.kernel.stage import StageKernel
 from pipeline.lifecycle import JobState
 from pipeline.losses import LOST
 from pipeline.plan import Plan
+from pipeline.positions import Position
 from pipeline.programs.runners import Programs
 from pipeline.sinks.links import SinkLinks
 from pipeline.store import keys
@@ -42,12 +43,18 @@ from stages.encoding import StepEncoder
 from stages.holds import held_groups
 from stages.partition import PartitionOwner, SliceEnd
 
+if TYPE_CHECKING:
+    from pipeline.spark.transforms import Transforms
+
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int]
 
 _PLANS = 5
 """How often the plan is read anew while it goes on changing."""
+
+_SESSION_LOOK_SECONDS = 0.2
+"""Between two looks whether Spark has started."""
 
 _AT_WORK = ("running", "taken", "publishing")
 
@@ -99,8 +106,9 @@ class Worker:
         graph: Graph,
         clock: Callable[[], float] = monotonic,
         rng: random.Random | None = None,
+        transforms: Transforms | None = None,
     ) -> None:
-        """The jitter of its pauses comes from `rng`.
+        """The jitter of its pauses comes from `rng`. `transforms` run DataFrame operators, where there are any.
 
         Raises EnvironmentFault, SinkError when a sink cannot be used from here: an extra, a variable is missing.
         """
@@ -111,6 +119,8 @@ class Worker:
         self._clock = clock
         self._jobs = JobStore(ownership.scripts)
         self._programs = Programs(graph.nodes)
+        self._transforms = transforms
+        runners = {**self._programs.runners, **(transforms.runners if transforms is not None else {})}
         self._links = SinkLinks(graph.nodes)
         self._links.effects(plan.sinks)  # what is missing on this machine is told now, not at the first partition
         self.seen = CommitsSeen(ownership.worker)
@@ -119,7 +129,7 @@ class Worker:
                 ownership.job,
                 plan,
                 stage,
-                StageKernel(graph, stage, self._programs.runners),
+                StageKernel(graph, stage, runners),
                 StepEncoder(ownership.job, plan, stage),
                 ownership,
                 self._links,
@@ -231,6 +241,19 @@ class Worker:
         self.hand.at[place] = (str(owner.position), self._clock(), "paused")
         return SliceEnd.BACKOFF
 
+    def _has_session(self, stage: int) -> bool:
+        """Whether what the stage needs of Spark is there; has it started. Raises PipelineError, EnvironmentFault."""
+        if self._transforms is None or not self._contexts[stage].kernel.needs_session:
+            return True
+        return self._transforms.is_ready()
+
+    def _await_session(self, place: Place, owner: PartitionOwner) -> SliceEnd:
+        """The ticket is used up: the place is served when Spark has started; no record is in hand till then."""
+        assert self._transforms is not None
+        self._unserved.discard(place)
+        self._pause(place, owner.position, _SESSION_LOOK_SECONDS, self._transforms.waits_for)
+        return SliceEnd.BACKOFF
+
     def pauses(self) -> list[float]:
         """In how many seconds `look` must be called again, for each place that waits for a time."""
         now = self._clock()
@@ -292,6 +315,8 @@ class Worker:
                 return None
             if stage in self._still:
                 return self._stand_still(place, owner)
+            if not self._has_session(stage):
+                return self._await_session(place, owner)
             return self._run(place, owner, deadline, is_again)
         except ForeignData as error:
             return self._fail(place, error)
@@ -356,7 +381,7 @@ class Worker:
                 self._drop(place)
             case SliceEnd.BACKOFF:
                 self._stale.add(place)
-                self._pause(place, owner)
+                self._pause(place, owner.position, owner.wait_seconds, owner.wait_reason)
             case SliceEnd.FOREIGN_KEY:
                 return self._fail(place, foreign_key(owner.foreign))
             case SliceEnd.IDLE:
@@ -365,12 +390,12 @@ class Worker:
                 pass
         return end
 
-    def _pause(self, place: Place, owner: PartitionOwner) -> None:
+    def _pause(self, place: Place, position: Position, seconds: float, reason: str) -> None:
         now = self._clock()
-        self._paused[place] = now + owner.wait_seconds
-        self.hand.at[place] = (str(owner.position), now, "backoff")
-        self.hand.reasons[place] = owner.wait_reason
-        self.on_pause(owner.wait_seconds)
+        self._paused[place] = now + seconds
+        self.hand.at[place] = (str(position), now, "backoff")
+        self.hand.reasons[place] = reason
+        self.on_pause(seconds)
 
     def _rotate(self, place: Place) -> None:
         """An idle partition publishes its files, too, when their time has come."""

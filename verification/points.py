@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -211,6 +211,7 @@ def _watched(connection_class: Any, life: Life) -> Any:
     class Watched(connection_class):
         _greets = False
         _commands: Sequence[str] = ()
+        _is_named = False
         _left = 0
         _fate: Variant | None = None
 
@@ -223,18 +224,21 @@ def _watched(connection_class: Any, life: Life) -> Any:
 
         def send_command(self, *args: Any, **options: Any) -> None:
             if not self._greets:
-                self._commands = (_name(args),)
+                self._commands, self._is_named = (_name(args),), True
             super().send_command(*args, **options)
 
         def pack_commands(self, commands: Any) -> Any:
             commands = list(commands)
-            self._commands = [str(command[0]) for command in commands]
+            self._commands, self._is_named = [str(command[0]) for command in commands], True
             return super().pack_commands(commands)
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             if self._greets:
                 super().send_packed_command(command, check_health)
                 return
+            if not self._is_named:  # the store has packed them itself
+                self._commands = [words[0].decode() for words in words_of(b"".join(command))]
+            self._is_named = False
             try:
                 self._fate = life.before_send("+".join(self._commands))
             except ConnectionError:
@@ -264,6 +268,21 @@ def _watched(connection_class: Any, life: Life) -> Any:
                 raise
 
     return Watched
+
+
+def words_of(packed: bytes) -> Iterator[list[bytes]]:
+    """The words of each command, as they go to Redis."""
+    at = 0
+    while at < len(packed):
+        count, _, _ = packed[at + 1 : at + 20].partition(b"\r\n")
+        at += 3 + len(count)
+        words = []
+        for _ in range(int(count)):
+            size, _, _ = packed[at + 1 : at + 20].partition(b"\r\n")
+            start = at + 3 + len(size)
+            at = start + int(size) + 2
+            words.append(packed[start : at - 2])
+        yield words
 
 
 def _name(args: tuple[Any, ...]) -> str:

@@ -48,7 +48,7 @@ class Rescaling:
                 return self._settle(facts, token, operation)
             case Phase.ROLLING | Phase.FINISHING | Phase.COPYING | Phase.COMPARING | Phase.PROMOTING:
                 return {}  # of others, which their commands carry out
-            case Phase.STARTING | Phase.BURSTING | Phase.RETURNING:
+            case Phase.STARTING | Phase.BURSTING | Phase.RETURNING | Phase.RECOMPUTING | Phase.SWAPPING:
                 return {}
             case _ as never:
                 assert_never(never)

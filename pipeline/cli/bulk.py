@@ -225,7 +225,8 @@ class OnSpark:
                     run.prepare()
                     console.update(_printers(run.plan, screen))
                     screen.note(f"run {run.job}: Spark on {spark.shown}")
-                    session = run.open(lambda: engine.open_session(spark.master, spark.remote, starts_fast=True))
+                    starts_fast = not run.is_native  # the compiler pays where the JVM computes
+                    session = run.open(lambda: engine.open_session(spark.master, spark.remote, starts_fast=starts_fast))
                     result, words = _work(run, session, screen, around)
             except KeyboardInterrupt:
                 done = "what it had published by then stays" if run.has_published else "nothing is published"
@@ -287,13 +288,14 @@ def _printers(plan: Plan, screen: Screen) -> dict[str, Callable[[Batch], None]]:
 def result_lines(result: BulkResult) -> list[str]:
     """The summary at the end: what each stage did, and where the results are."""
     stages = list(zip(result.plan.stages, result.stages, strict=True))
-    read = sum(counts.taken for stage, counts in stages if not stage.keyed)
+    read = sum(counts.taken for stage, counts in stages if not stage.upstream)
     lines = [f"run {result.job} finished", f"  read: {_count(read, 'record')}"]
     for stage, counts in stages:
         line = f"  stage {stage.name}: in {counts.taken:,}, out {counts.emitted:,}"
         for number, words in ((counts.filtered, "filtered"), (counts.dead, "given up"), (counts.skipped, "skipped")):
             line += f", {words} {number:,}" if number else ""
-        lines.append(f"{line}, {counts.seconds:.1f} s of work")
+        why = result.native.get(stage.name)
+        lines.append(f"{line}, by Spark itself" if why == "" else f"{line}, {counts.seconds:.1f} s of work")
     lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.published]
     plans = {sink.name: sink for sink in result.plan.sinks}
     lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]
@@ -306,7 +308,7 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
         return Exit.FINISHED
     from pipeline.spark.bulk.kept import write_letters
 
-    path = _free(Path.cwd() / f"{result.job}.dead-letters.jsonl")
+    path = free_path(Path.cwd() / f"{result.job}.dead-letters.jsonl")
     write_letters(path, result.plan, result.letters, result.held)
     held = f", {_count(len(result.held), 'record')} held behind" if result.held else ""
     screen.warn(f"  dead letters: {_count(len(result.letters), 'record')} given up{held}, kept in {path}")
@@ -320,7 +322,7 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
     return Exit.DEAD_LETTERS
 
 
-def _free(path: Path) -> Path:
+def free_path(path: Path) -> Path:
     """The path, or one beside it: an earlier run may have had the same name."""
     numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
     return next(each for each in chain([path], numbered) if not each.exists())

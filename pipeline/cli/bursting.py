@@ -24,6 +24,7 @@ from pipeline.cli.services import MemberProcess, Workspace
 from pipeline.errors import CeleriacError, JobStateError, OperationLost, PipelineError, StoreError
 from pipeline.facts import JobFacts
 from pipeline.loader import file_of
+from pipeline.needs import IN_A_BURST
 from pipeline.nodes import free_name
 from pipeline.operations import About, Claim, Phase
 from pipeline.plan import Plan
@@ -135,7 +136,7 @@ def check_burst(scripts: Scripts, job: str, target: str, stage: str | None, numb
     what the job has not.
     """
     record = JobStore(scripts).read(job)
-    check_work(scripts, record, target)
+    check_work(scripts, record, target, without_frames=IN_A_BURST)
     check_code(VersionStore(scripts).rollout(job), "", target)
     if stage is None:
         return

@@ -20,10 +20,10 @@ from pipeline.errors import JobStateError, PipelineError
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import WORKING
 from pipeline.loader import load_graph
+from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_needs, refuse_frames
 from pipeline.nodes import NO_NAME, NODE_NAME, free_name, is_in_use
 from pipeline.plan import fingerprint
 from pipeline.pools import POOL
-from pipeline.programs.checking import find_programs
 from pipeline.store.connection import check_server, connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.permissions import check_permissions
@@ -101,7 +101,7 @@ def worker(
     scripts = Scripts(connect(redis_url))
     store = JobStore(scripts)
     record = store.read(job)
-    check_work(scripts, record, target)
+    check_work(scripts, record, target, without_frames=IN_A_STREAM if is_spark else IN_A_BURST if offers_bursts else "")
     check_pool(record.plan, pool)
     name = chosen_name(lambda: store.facts(job), node)
     count = 1 if is_spark else workers or len(os.sched_getaffinity(0))
@@ -129,8 +129,10 @@ def worker(
     )
 
 
-def check_work(scripts: Scripts, record: JobRecord, target: str) -> None:
+def check_work(scripts: Scripts, record: JobRecord, target: str, *, without_frames: str = "") -> None:
     """Whether this process can work at the job by that file, on this machine.
+
+    without_frames: who cannot run operators of DataFrames, and why, where that is so.
 
     Raises JobStateError when the job does not work, PipelineError for another file, EnvironmentFault, StoreError.
     """
@@ -142,7 +144,9 @@ def check_work(scripts: Scripts, record: JobRecord, target: str) -> None:
             f"{target} is not the pipeline that job {record.job!r} was started with",
             hint="give the file that it was run with",
         )
-    find_programs(graph.nodes)
+    if without_frames:
+        refuse_frames(graph.nodes, without_frames)
+    find_needs(graph.nodes)
     check_server(scripts.client)
     check_permissions(scripts.client)
 

@@ -169,6 +169,8 @@ def _doubled(sink: SinkPlan) -> str:
             return f"rows behind that are added again to {sink.options['table']}: what it holds of them is there twice"
         case "http" | "call" | "kafka":
             return "records behind that are sent again, under other idempotency keys"
+        case "delta" if sink.options["mode"] == "append":
+            return "if its table has them already, rows are added again"
         case _ if sink.format in FILE_FORMATS and rotation_of(sink) is not None:
             return "records behind that may be in two parts"
         case _ if sink.format in STREAM_FORMATS:

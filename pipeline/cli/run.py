@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,9 +28,9 @@ from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import file_of, load_graph
 from pipeline.losses import LOST, losses_since
+from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_needs, refuse_frames
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.pools import POOL
-from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
 from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
@@ -94,10 +95,13 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             plan = compile_plan(graph, partitions, Limits())
             check_targets(plan)
             check_effects(graph, plan)
-            find_programs(graph.nodes)
-            all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools)
+            find_needs(graph.nodes)
+            sizes = all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools)
+            if _want_bursts(sizes.values()):
+                refuse_frames(graph.nodes, IN_A_BURST)
             if options.spark is not None:
                 check_stream(options.spark)
+                refuse_frames(graph.nodes, IN_A_STREAM)
             job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
@@ -122,6 +126,10 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
         return run.to_end(stack)
+
+
+def _want_bursts(sizes: Iterable[PoolWorkers]) -> bool:
+    return any(size.scaling and size.scaling.burst_behind_seconds for size in sizes)
 
 
 def _check_server(scripts: Scripts, server: Server, screen: Screen) -> None:
@@ -276,7 +284,7 @@ class Run:
         )
 
     def _wants_bursts(self) -> bool:
-        return any(size.scaling and size.scaling.burst_behind_seconds for size in self._sizes().values())
+        return _want_bursts(self._sizes().values())
 
     def _sources(self) -> list[Source]:
         return [node for node in self.graph.nodes if isinstance(node, Source)]

@@ -24,8 +24,8 @@ from pipeline.facts import JobRecord
 from pipeline.graph import Graph
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
+from pipeline.needs import find_needs
 from pipeline.operations import About, Claim, Phase
-from pipeline.programs.checking import find_programs
 from pipeline.shadowing.carrying import Candidate, Report, Shadowing, make_shadow
 from pipeline.shadowing.comparing import difference_lines
 from pipeline.shadowing.course import Course, Wish
@@ -114,7 +114,7 @@ def check_shadow(record: JobRecord, graph: Graph, target: str) -> Version:
     """The version, which may be the job's shadow. Raises PipelineError with what keeps it from that, EnvironmentFault,
     JobStateError.
     """
-    find_programs(graph.nodes)
+    find_needs(graph.nodes)
     if record.state is not JobState.RUNNING:
         raise JobStateError(f"job {record.job!r} is {record.state.value}: only a running job has a shadow")
     plan = plan_of(graph, record.plan)

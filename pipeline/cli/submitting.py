@@ -26,9 +26,9 @@ from pipeline.facts import JobRecord
 from pipeline.graph import Graph, KeyBy, Source
 from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
+from pipeline.needs import find_needs
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, fingerprint, is_endless
 from pipeline.pools import POOL
-from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets
 from pipeline.read import READERS
 from pipeline.settings import Limits
@@ -99,7 +99,7 @@ def _plan(graph: Graph, partitions: int | None, beginning: Beginning | None) -> 
     plan = compile_plan(graph, partitions or PARTITIONS, Limits())
     check_targets(plan)
     check_effects(graph, plan)
-    find_programs(graph.nodes)
+    find_needs(graph.nodes)
     return plan
 
 

@@ -28,6 +28,9 @@ def operation_words(facts: JobFacts, operation: Operation) -> str:
         return (
             f"{words}, by {about.by}: {operation.done:,} of {_count(operation.total, 'record')} on {about.node}{gone}"
         )
+    if about.kind == "backfill":
+        gone = "; its command is gone, and nothing is changed" if operation.is_abandoned(facts.now_ms) else ""
+        return f"{words}, by {about.by}: {operation.done:,} of {_count(operation.total, 'record')} of history{gone}"
     left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
     more = f", {_count(left, 'partition')} not through yet" if left else ""
     return f"{words}: from {about.before} to {about.to} partitions{more}"
@@ -53,7 +56,9 @@ def operation_json(facts: JobFacts) -> dict[str, Any] | None:
 def about_json(about: About) -> dict[str, Any]:
     """What fields of it are not there for its kind are empty, or 0."""
     found = {"stage": about.stage, "before": about.before, "to": about.to, "by": about.by, "code": about.code}
-    return {**found, "node": about.node, "cuts": about.cuts} if about.kind == "burst" else found
+    if about.kind == "burst":
+        return {**found, "node": about.node, "cuts": about.cuts}
+    return {**found, "keys": about.keys} if about.kind == "backfill" else found
 
 
 def times_json(past: PastOperation) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from pipeline.errors import (
 from pipeline.facts import JobFacts, JobRecord, WorkerFacts
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.loader import load_graph
+from pipeline.needs import find_needs
 from pipeline.operations import About, Phase
 from pipeline.plan import compile_plan
-from pipeline.programs.checking import find_programs
 from pipeline.store.claims import ClaimStore
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -78,7 +78,7 @@ def check_upgrade(record: JobRecord, target: str) -> None:
     a program is missing; JobStateError when the job is finished.
     """
     graph = load_graph(target)
-    find_programs(graph.nodes)
+    find_needs(graph.nodes)
     plan = compile_plan(graph, 1, record.plan.limits)
     lines = plan_differences(record.plan, plan)
     if lines:

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 from pipeline.records import Batch, Timer
 
 Runner: TypeAlias = Callable[[Batch], Batch]
-"""Runs an external operator over a batch: its outputs, in order. The carriers have them, since the kernel is pure.
-Raises ProgramError or EncodingError for what a record may be the reason of; anything else ends the step."""
+"""Runs a carried operator over a batch: its outputs, in order. The carriers have them, since the kernel is pure.
+Raises ProgramError, EncodingError or OperatorError for what a record may be the reason of; anything else ends the step.
+"""
 
 
 @dataclass(slots=True)

@@ -79,6 +79,15 @@ class Aggregate(KeyedOperator):
             return {name: part.kind for name, part in self.aggregation.items()}
         return self.aggregation.kind
 
+    def parts(self) -> list[Aggregation]:
+        """Its aggregations, in their order."""
+        return list(self.aggregation.values()) if isinstance(self.aggregation, dict) else [self.aggregation]
+
+    def result(self, states: list[Any]) -> Any:
+        """What is emitted when its parts have these states."""
+        results = [part.result(state) for part, state in zip(self.parts(), states, strict=True)]
+        return dict(zip(self.aggregation, results, strict=True)) if isinstance(self.aggregation, dict) else results[0]
+
     def process(
         self,
         keys: list[Any],

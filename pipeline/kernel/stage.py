@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pipeline.errors import EncodingError, PipelineError, ProgramError
-from pipeline.graph import External, Filter, Graph, Keyed, Sink, Source
+from pipeline.graph import External, Filter, Graph, Keyed, Sink, Source, Transform
 from pipeline.kernel import chain
 from pipeline.kernel.contract import Runner, Step, TimerChanges
 from pipeline.kernel.faults import OperatorError, is_of_user_code
@@ -18,7 +18,10 @@ from pipeline.records import MAX_TIME, Batch, Timer
 State = dict[str, dict[Any, Any]]
 """Operator -> key -> state: all keyed operators of the stage, and of each the keys in hand that have any."""
 
-Member = chain.Stateless | Keyed | External | Sink
+Carried = External | Transform
+"""What the carrier runs, and not the kernel: a program, or a function of DataFrames."""
+
+Member = chain.Stateless | Keyed | Carried | Sink
 
 _NO_RUNNERS: Final[Mapping[str, Runner]] = MappingProxyType({})
 
@@ -46,7 +49,7 @@ class _Work:
 class StageKernel:
     """Runs the nodes of one stage. Immutable, so threads may share it; touches nothing but its arguments.
 
-    External operators are the exception: each is run by the carrier's runner of its name.
+    Carried operators are the exception: each is run by the carrier's runner of its name.
 
     Batches must be free of faults. Batches that went in or came out share columns, and must not be changed.
     Raises OperatorError when an operator's code fails; the state is then half changed and must be dropped.
@@ -54,11 +57,11 @@ class StageKernel:
 
     keyed_operators: tuple[str, ...]
     """Names of the stateful operators, upstream first."""
-    externals: tuple[External, ...]
-    """The external operators, upstream first."""
+    carried: tuple[Carried, ...]
+    """Operators that are given whole batches: a call costs much the same for one record as for many. Upstream first."""
 
     def __init__(self, graph: Graph, plan: StagePlan, runners: Mapping[str, Runner] = _NO_RUNNERS) -> None:
-        """Raises PipelineError for an external operator without a runner."""
+        """Raises PipelineError for a carried operator without a runner."""
         inside = frozenset(plan.nodes)
         self._root = plan.nodes[0]
         self._edges = frozenset(plan.exchanges) | frozenset(plan.sinks)
@@ -69,8 +72,8 @@ class StageKernel:
             and not isinstance(node, Source)
             and (node.name in inside or node.name in plan.exchanges)
         )
-        self.externals = tuple(node for node in self._members if isinstance(node, External))
-        self._runners = {node.name: _runner(node, runners) for node in self.externals}
+        self.carried = tuple(node for node in self._members if isinstance(node, Carried))
+        self._runners = {node.name: _runner(node, runners) for node in self.carried}
         self._children: dict[str, list[str]] = {name: [] for name in plan.nodes}
         for node in self._members:
             for source in node.inputs:
@@ -79,6 +82,16 @@ class StageKernel:
         self._keyed = {node.name: node for node in self._members if isinstance(node, Keyed)}
         self.keyed_operators = tuple(self._keyed)
         self._rank = {name: place for place, name in enumerate(self._keyed)}
+
+    @property
+    def needs_session(self) -> bool:
+        """Whether it has an operator of DataFrames."""
+        return any(isinstance(node, Transform) for node in self.carried)
+
+    @property
+    def has_fixed_cost(self) -> bool:
+        """Whether each batch has a price, whatever its size: that of starting a program."""
+        return any(isinstance(node, External) and node.protocol == "lines" for node in self.carried)
 
     def process(self, batch: Batch, state: State) -> Step:
         """Pushes an inbox batch through the stage. Edges that nothing reaches are absent from the outputs.
@@ -168,8 +181,8 @@ class StageKernel:
     def _apply(self, node: Member, batch: Batch, state: State, work: _Work) -> Batch:
         if isinstance(node, Sink):
             return batch
-        if isinstance(node, External):
-            return self._run_program(node, batch)
+        if isinstance(node, Carried):
+            return self._run_carried(node, batch)
         try:
             if isinstance(node, Keyed):
                 return self._apply_keyed(node, batch, state, work)
@@ -182,7 +195,7 @@ class StageKernel:
             work.filtered += len(batch) - len(out)
         return out
 
-    def _run_program(self, node: External, batch: Batch) -> Batch:
+    def _run_carried(self, node: Carried, batch: Batch) -> Batch:
         try:
             return self._runners[node.name](batch)
         except (ProgramError, EncodingError) as error:
@@ -205,7 +218,10 @@ class StageKernel:
                 work.earliest = (due, rank)
 
 
-def _runner(node: External, runners: Mapping[str, Runner]) -> Runner:
+def _runner(node: Carried, runners: Mapping[str, Runner]) -> Runner:
     if node.name not in runners:
-        raise PipelineError(f"operator {node.name!r} runs a program, and this engine runs none")
+        what = "runs a program, and this engine runs none"
+        if isinstance(node, Transform):
+            what = "works on DataFrames, and this engine has none"
+        raise PipelineError(f"operator {node.name!r} {what}")
     return runners[node.name]

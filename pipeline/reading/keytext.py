@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +17,8 @@ _BYTES: Final = "base64"
 
 _BEGINNINGS: Final = frozenset('-0123456789"[{ \t\r\n')
 """What an integer, a text, an array or an object of JSON begins with, or the space in front of it."""
+
+_NUMERIC: Final = frozenset("-0123456789")
 
 
 def key_text(key: Any) -> str:
@@ -37,6 +41,39 @@ def parse_key(text: str) -> Any:
     if not _is_json(text):
         return text
     return _from_plain(msgspec.json.decode(text), text)
+
+
+def key_texts(keys: Sequence[Any]) -> list[str]:
+    """Each as of `key_text`; those of a whole table cost little, if all are texts or all are integers."""
+    kinds = set(map(type, keys))
+    if kinds == {int}:
+        return list(map(str, keys))
+    if kinds == {str} and _are_as_they_are(keys):
+        return list(keys)
+    return list(map(key_text, keys))
+
+
+def parse_keys(texts: Sequence[str]) -> list[Any]:
+    """Each as of `parse_key`. Raises ReadingError for the first that is none."""
+    beginnings = {text[:1] for text in texts}
+    if _BEGINNINGS.isdisjoint(beginnings):
+        return list(texts)
+    if _NUMERIC.issuperset(beginnings):
+        try:
+            keys = list(map(msgspec.json.decode, texts))
+        except (msgspec.MsgspecError, ValueError):
+            return list(map(parse_key, texts))
+        if set(map(type, keys)) == {int}:
+            return keys
+    return list(map(parse_key, texts))
+
+
+def _are_as_they_are(texts: Sequence[str]) -> bool:
+    """True only if each text is one that `key_text` leaves as it is."""
+    if not all(texts) or not "".join(texts).isprintable():
+        return False
+    # The only space that is printable.
+    return _BEGINNINGS.isdisjoint(map(itemgetter(0), texts)) and " " not in set(map(itemgetter(-1), texts))
 
 
 def _is_json(text: str) -> bool:

@@ -20,7 +20,7 @@ from pipeline.savepoints.places import Place
 from pipeline.savepoints.rows import state_columns, timer_row
 from pipeline.savepoints.tables import TableWriter
 from pipeline.store import keys
-from pipeline.store.cuts import Cut, CutStore, Kind
+from pipeline.store.cuts import Cut, CutStore, Kind, Page
 from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class _Exporter:
         self._between = between
         self._held_at = clock()
         self._through: list[str] = []
-        self._keys: dict[str, int] = {}
+        self._keys: Counter[str] = Counter()
         self._in_flight = 0
         self._letters = 0
         self._outputs = dict.fromkeys(stream_names(record.plan), 1)
@@ -113,7 +113,7 @@ class _Exporter:
             plan=self._plan,
             tables=tables,
             outputs=self._outputs,
-            keys=self._keys,
+            keys=dict(self._keys),
             in_flight=self._in_flight,
             letters=self._letters,
         )
@@ -163,30 +163,29 @@ class _Exporter:
                 continue
             for group, page in self._pages(partial(keys.state, self._job, stage.index), "h"):
                 try:
-                    operators, texts, values, packed = state_columns(page)
+                    operators, texts, values, packed = state_columns(page.names, page.values)
                 except DecodingError as error:
                     raise SavepointError(f"the state of stage {stage.name!r} cannot be read: {error}") from error
-                for operator, count in Counter(operators).items():
-                    self._keys[operator] = self._keys.get(operator, 0) + count
-                yield [stage.name] * len(page), operators, [group] * len(page), texts, values, packed
+                self._keys.update(operators)
+                yield [stage.name] * len(texts), operators, [group] * len(texts), texts, values, packed
 
     def _timers(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
         for operator in [each.operator for each in self._plan.states if each.stage == stage.index]:
             for group, page in self._pages(partial(keys.timers, self._job, stage.index, operator), "z"):
-                for member, _ in page:
+                for member in page.names:
                     name, text, due = timer_row(member)
                     yield stage.name, name, group, text, due
 
     def _held(self, stage: StagePlan) -> Iterator[tuple[Any, ...]]:
         for kind, make in (("held", keys.held), ("heldrecords", keys.held_records)):
             for group, page in self._pages(partial(make, self._job, stage.index), "h"):
-                yield from ((stage.name, group, kind, field, value) for field, value in page)
+                yield from ((stage.name, group, kind, field, value) for field, value in page.found)
 
-    def _pages(self, make: Callable[[int], str], kind: Kind) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
-        """(key group, fields) of all groups; what has been read to its end need not be kept any more."""
+    def _pages(self, make: Callable[[int], str], kind: Kind) -> Iterator[tuple[int, Page]]:
+        """(key group, page) of all groups; what has been read to its end need not be kept any more."""
         groups = {make(group): group for group in range(GROUPS)}
         for page in self._store.at_cut(list(groups), kind):
-            yield groups[page.key], page.found
+            yield groups[page.key], page
             if page.is_last:
                 self._through.append(page.key)
             self._tick(is_due=len(self._through) >= GROUPS // 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ from pipeline.errors import EncodingError, SavepointError
 from pipeline.savepoints.manifest import MANIFEST, STATE, TABLES, Manifest, read_manifest
 from pipeline.savepoints.moving import EntryRow
 from pipeline.savepoints.places import Place, savepoint_at
-from pipeline.savepoints.rows import field_of, hide, key_of, timer_of
-from pipeline.savepoints.tables import digest_of, read_rows
+from pipeline.savepoints.rows import field_of, hide, key_of, read_states, timer_of
+from pipeline.savepoints.tables import digest_of, read_columns, read_rows, rows_of
 from pipeline.store.holds import Hold, read_hold
 
 EDITABLE: Final = (STATE, "timers")
@@ -29,6 +29,18 @@ class StateRow:
     key: Any
     field: bytes
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StatePage:
+    """Of some keys what a StateRow has, by column."""
+
+    stages: list[str]
+    operators: list[str]
+    groups: list[int]
+    keys: list[Any]
+    fields: list[bytes]
+    datas: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +155,41 @@ class Savepoint:
         return ((row["source"], row["group"], row["digest"], row["seen"]) for _, row in self._rows("ids"))
 
     def states(self, groups: tuple[int, int] | None = None) -> Iterator[StateRow]:
-        """Of all keys, or those of key groups from the first to the last of `groups`.
+        """Of all keys, or those of key groups from the first to the last of `groups`. Raises as `state_pages`."""
+        for page in self.state_pages(groups):
+            columns = (page.stages, page.operators, page.groups, page.keys, page.fields, page.datas)
+            yield from map(StateRow, *columns)
+
+    def state_pages(self, groups: tuple[int, int] | None = None, *, is_original: bool = False) -> Iterator[StatePage]:
+        """The same in pages. With `is_original` the table is known to be as it was written, where no key is twice;
+        without it the fields of all keys are held.
 
         Raises SavepointError, with file, row, operator and key, for a row that is wrong or is there twice.
         """
         stages = {each.operator: self.manifest.plan.stage(each.stage).name for each in self.manifest.plan.states}
-        met: set[bytes] = set()
-        for where, row in self._rows(STATE, groups):
+        met: set[bytes] | None = None if is_original else set()
+        for path in self._paths(STATE):
+            number = 0
+            for columns in read_columns(self.place, self.name, STATE, path, groups):
+                size = len(columns["group"])
+                wanted: Sequence[int] = range(size)
+                if groups is not None:
+                    wanted = [at for at in wanted if groups[0] <= columns["group"][at] <= groups[1]]
+                    columns = {name: [column[at] for at in wanted] for name, column in columns.items()}
+                page = _state_page(columns, stages, met)
+                if page is None:
+                    rows = zip(wanted, rows_of(columns), strict=True)
+                    page = self._checked([(f"{path} row {number + at + 1}", row) for at, row in rows], stages, met)
+                yield page
+                number += size
+
+    def _checked(
+        self, rows: Iterable[tuple[str, dict[str, Any]]], stages: Mapping[str, str], met: set[bytes] | None
+    ) -> StatePage:
+        """Row by row. Raises SavepointError for the first that is wrong."""
+        met = set() if met is None else met
+        page = StatePage([], [], [], [], [], [])
+        for where, row in rows:
             operator = row["operator"]
             try:
                 if operator not in stages:
@@ -166,7 +206,13 @@ class Savepoint:
                 data = hide(row["value"], row["packed"])
             except (SavepointError, EncodingError) as error:
                 raise self._bad(where, row, error) from error
-            yield StateRow(row["stage"], operator, row["group"], key, name, data)
+            page.stages.append(row["stage"])
+            page.operators.append(operator)
+            page.groups.append(row["group"])
+            page.keys.append(key)
+            page.fields.append(name)
+            page.datas.append(data)
+        return page
 
     def timers(self, groups: tuple[int, int] | None = None) -> Iterator[TimerRow]:
         """Raises SavepointError, as `states`."""
@@ -187,3 +233,22 @@ class Savepoint:
             f"the savepoint {self.where} cannot be restored: {where} (operator {row['operator']!r},"
             f" key {row['key']!r}): {error}"
         )
+
+
+def _state_page(
+    columns: Mapping[str, list[Any]], stages: Mapping[str, str], met: set[bytes] | None
+) -> StatePage | None:
+    """None if any row is wrong, or is of a key that was met; then nothing of it is among these."""
+    names, operators, groups = columns["stage"], columns["operator"], columns["group"]
+    if not set(zip(operators, names, strict=True)) <= stages.items():
+        return None
+    found = read_states(columns, is_original=met is None)
+    if found is None:
+        return None
+    keys, fields, datas = found
+    if met is not None:
+        distinct = set(fields)
+        if len(distinct) < len(fields) or not met.isdisjoint(distinct):
+            return None
+        met |= distinct
+    return StatePage(names, operators, groups, keys, fields, datas)

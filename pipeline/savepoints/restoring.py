@@ -6,13 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 from pipeline.errors import SavepointError
 from pipeline.keying import GROUPS
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
-from pipeline.savepoints.manifest import Manifest
+from pipeline.savepoints.manifest import STATE, Manifest
 from pipeline.savepoints.matching import Matching, match
 from pipeline.savepoints.moving import Facts, Inbox, Move, Placed, move_of
 from pipeline.savepoints.reading import Savepoint
@@ -65,11 +66,11 @@ def restore_job(
     if edited:
         savepoint.check_rows()
     move = place(manifest.plan, plan, matching, savepoint.facts(), savepoint.holds())
-    store = RestoreStore(scripts, job)
-    store.begin(plan, savepoint.name)
-    filling = _Filling(savepoint, job, plan, matching, move, store)
-    filling.fill()
-    store.finish(_state(manifest), {**move.job_fields(), **filling.job_fields, "restored_from": savepoint.name})
+    with RestoreStore(scripts, job) as store:
+        store.begin(plan, savepoint.name)
+        filling = _Filling(savepoint, job, plan, matching, move, store, is_edited=STATE in edited)
+        filling.fill()
+        store.finish(_state(manifest), {**move.job_fields(), **filling.job_fields, "restored_from": savepoint.name})
     lines = [f"edited: the table {table} is not as it was written; each of its rows was checked" for table in edited]
     lines += [f"dropped: {line}" for line in matching.dropped.values()]
     lines += [f"new: {line}" for line in matching.added]
@@ -105,9 +106,18 @@ class _Filling:
     """Everything that is put into the new job."""
 
     def __init__(
-        self, savepoint: Savepoint, job: str, plan: Plan, matching: Matching, move: Move, store: RestoreStore
+        self,
+        savepoint: Savepoint,
+        job: str,
+        plan: Plan,
+        matching: Matching,
+        move: Move,
+        store: RestoreStore,
+        *,
+        is_edited: bool,
     ) -> None:
         self._savepoint = savepoint
+        self._is_edited = is_edited
         self._job = job
         self._plan = plan
         self._matching = matching
@@ -128,11 +138,15 @@ class _Filling:
         self._store.flush()
 
     def _fill_states(self) -> None:
-        for row in self._savepoint.states():
-            stage = self._matching.operators.get(row.operator)
-            if stage is not None:
-                self._store.put("HSET", keys.state(self._job, stage, row.group), (row.field, row.data))
-                self.keys[row.operator] += 1
+        stage_of = self._matching.operators
+        for page in self._savepoint.state_pages(is_original=not self._is_edited):
+            self.keys.update({name: n for name, n in Counter(page.operators).items() if name in stage_of})
+            end = 0
+            for (stage, group), run in groupby(zip(map(stage_of.get, page.operators), page.groups, strict=True)):
+                start, end = end, end + len(list(run))
+                if stage is not None:
+                    key = keys.state(self._job, stage, group)
+                    self._store.put_fields(key, page.fields[start:end], page.datas[start:end])
 
     def _fill_timers(self) -> None:
         for row in self._savepoint.timers():

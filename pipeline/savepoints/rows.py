@@ -7,7 +7,7 @@ that are none, objects whose keys are no text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,19 +15,28 @@ import msgspec
 
 from pipeline.codec import (
     decode_value,
+    decode_values,
+    encode_state_fields,
     encode_value,
+    encode_values,
     read_timer_member,
-    split_state_field,
+    split_state_fields,
     state_field,
     timer_member,
 )
 from pipeline.errors import DecodingError, EncodingError, ReadingError, SavepointError
-from pipeline.keying import group_of
-from pipeline.reading.keytext import key_text, parse_key
+from pipeline.keying import group_of, groups_of
+from pipeline.reading.keytext import key_text, key_texts, parse_key, parse_keys
 from pipeline.records import Timer
 
 _to_json = msgspec.json.Encoder().encode
+_to_lines = msgspec.json.Encoder().encode_lines
 _from_json = msgspec.json.Decoder().decode
+
+_Scalar = int | float | str | bool | None
+_Flat = _Scalar | list[_Scalar] | dict[str, _Scalar]
+_Exact = _Scalar | list[_Flat] | dict[str, _Flat]
+"""What JSON gives back as it is, but for numbers that are none: most states. Deeper ones are seen by trying."""
 
 _EXACT: Final = frozenset({int, str, bool, type(None)})
 
@@ -81,24 +90,66 @@ def _is_null(value: Any) -> bool:
 
 
 def state_columns(
-    pairs: Iterable[tuple[bytes, bytes]],
+    fields: Sequence[bytes], datas: Sequence[bytes]
 ) -> tuple[list[str], list[str], list[str | None], list[bytes | None]]:
     """Operators, keys as text, values and packed values of fields of state hashes. Raises DecodingError.
 
     A whole page at a time, since a savepoint is as fast as this.
     """
-    operators: list[str] = []
-    texts: list[str] = []
-    values: list[str | None] = []
-    packed: list[bytes | None] = []
-    for field, data in pairs:
-        operator, key = split_state_field(field)
-        operators.append(operator)
-        texts.append(key_text(key))
-        value = _json_of(data)
-        values.append(value)
-        packed.append(data if value is None else None)
-    return operators, texts, values, packed
+    operators, keys = split_state_fields(fields)
+    values = _json_column(datas)
+    packed: list[bytes | None] = [None] * len(values)
+    if None in values:
+        packed = [data if value is None else None for data, value in zip(datas, values, strict=True)]
+    return operators, key_texts(keys), values, packed
+
+
+def _json_column(datas: Sequence[bytes]) -> list[str | None]:
+    """Each as of `_json_of`: few calls for all of them, and one by one only where that leaves a doubt."""
+    try:
+        try:
+            found, is_exact = decode_values(datas, _Exact), True
+        except DecodingError:
+            found, is_exact = decode_values(datas, Any), False
+        lines = _to_lines(found).decode()
+        texts = lines.split("\n")[:-1]
+        if not is_exact or "null" in lines:  # as None is, and a number that is none
+            found = _from_json(f"[{','.join(texts)}]")
+        again = encode_values(found)
+    except (DecodingError, EncodingError, msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return list(map(_json_of, datas))
+    if again == datas:
+        return texts  # type: ignore[return-value]
+    return [text if same == data else _json_of(data) for text, same, data in zip(texts, again, datas, strict=True)]
+
+
+def read_states(
+    columns: Mapping[str, Sequence[Any]], *, is_original: bool
+) -> tuple[list[Any], list[bytes], list[bytes]] | None:
+    """Keys, fields and data of a page of rows; None if any row is wrong: `key_of` and `hide` say which, and why.
+
+    `is_original`: the rows are as `state_columns` has made them.
+    """
+    if None in columns["key"]:
+        return None
+    try:
+        keys = parse_keys(columns["key"])
+        if groups_of(keys) != columns["group"]:
+            return None
+        fields = encode_state_fields(columns["operator"], keys)
+        return keys, fields, _hide_column(columns["value"], columns["packed"], is_original=is_original)
+    except (EncodingError, ReadingError, SavepointError, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _hide_column(values: Sequence[Any], packed: Sequence[Any], *, is_original: bool) -> list[bytes]:
+    """Each as of `hide`; raises more than that."""
+    if None in values or packed.count(None) < len(packed):
+        return list(map(hide, values, packed))
+    # As one they are read much faster; who has edited them may have put two into one row, and none into another.
+    if is_original and len(found := _from_json(f"[{','.join(values)}]")) == len(values):
+        return encode_values(found)
+    return encode_values(list(map(_from_json, values)))
 
 
 def key_of(text: Any, group: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import SavepointError
@@ -17,6 +18,9 @@ _ROWS: Final = 20_000
 _GROUP_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 256 << 20
 """Where the next file begins; before compression."""
+
+_REPEATED: Final = frozenset({"hash", "stage", "partition", "operator", "group", "kind", "source"})
+"""Columns of few values. Of others a dictionary is only begun, at some cost, and given up."""
 
 SCHEMAS: Final[Mapping[str, Any]] = {
     "facts": pa.schema([("hash", pa.string()), ("field", pa.binary()), ("value", pa.binary())]),
@@ -105,12 +109,17 @@ class TableWriter:
             self._path = f"{self._table}/part-{len(self._parts):05}.parquet"
             self._file = _Hashed(self._draft.create(self._path))
             self._writer = pq.ParquetWriter(
-                self._file, self._schema, compression="zstd", compression_level=1, write_page_checksum=True
+                self._file,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                write_page_checksum=True,
+                use_dictionary=[column for column in self._schema.names if column in _REPEATED],
             )
             self._rows = 0
         if self._pending[0]:
             columns = zip(self._pending, self._schema, strict=True)
-            arrays = [pa.array(column, kind.type) for column, kind in columns]
+            arrays = [_array(column, kind.type) for column, kind in columns]
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
         self._rows += len(self._pending[0])
         self._pending, self._size = [[] for _ in self._schema], 0
@@ -128,9 +137,18 @@ class TableWriter:
         self._writer = self._file = None
 
 
+def _array(column: list[Any], kind: Any) -> Any:
+    """Most often all rows of some columns are equal: nothing is packed, all are of one stage."""
+    first = column[0]
+    if column[-1] is first and column.count(first) == len(column):
+        return pa.nulls(len(column), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(column))
+    return pa.array(column, kind)
+
+
 def _size_of(column: Sequence[Any]) -> int:
     """About so many bytes, of texts, bytes, numbers or nothing."""
-    return sum(8 if type(value) is int else len(value) if value else 0 for value in column)
+    kinds = set(map(type, column))
+    return 8 * len(column) if int in kinds else sum(map(len, filter(None, column)))
 
 
 class _Hashed:
@@ -170,7 +188,19 @@ def digest_of(place: Place, name: str, path: str) -> str:
 def read_rows(
     place: Place, name: str, table: str, path: str, groups: tuple[int, int] | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Pages of rows of one file. Columns are found by their names; others than ours are left out.
+    """Pages of rows of one file, of those that `read_columns` reads. Raises SavepointError as it does."""
+    for columns in read_columns(place, name, table, path, groups):
+        yield rows_of(columns)
+
+
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def read_columns(
+    place: Place, name: str, table: str, path: str, groups: tuple[int, int] | None = None
+) -> Iterator[dict[str, list[Any]]]:
+    """Pages of one file: column -> its values. Columns are found by their names; others than ours are left out.
 
     `groups`: the first and the last key group that are wanted; others may come all the same.
     Raises SavepointError for a file that cannot be read, or lacks a column, or has one of a foreign type.
@@ -184,9 +214,22 @@ def read_rows(
             if missing:
                 raise SavepointError(f"{where} has no column {missing[0]!r}")
             for batch in file.iter_batches(5_000, _row_groups(file, groups), columns=schema.names):
-                yield pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_pylist()
+                page = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+                yield {column: _values(page.column(column), column) for column in schema.names}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SavepointError(f"{where} cannot be read: {error}") from error
+
+
+def _values(column: Any, name: str) -> list[Any]:
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if name not in _REPEATED:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    runs = pc.run_end_encode(column.combine_chunks())
+    found: list[Any] = []
+    for value, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        found += [value] * (end - len(found))
+    return found
 
 
 def _row_groups(file: Any, groups: tuple[int, int] | None) -> list[int]:

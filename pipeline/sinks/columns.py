@@ -129,10 +129,11 @@ def _merge(left: ColumnType, right: ColumnType) -> ColumnType:
         return ObjectOf(fields)
     if {left, right} == {Scalar.INTEGER, Scalar.NUMBER}:
         return Scalar.NUMBER
-    raise _MisfitError(f"{_words(left)} in one row and {_words(right)} in another")
+    raise _MisfitError(f"{words(left)} in one row and {words(right)} in another")
 
 
-def _words(kind: ColumnType) -> str:
+def words(kind: ColumnType) -> str:
+    """The type as a message names it."""
     match kind:
         case Scalar():
             return kind.value

@@ -41,7 +41,7 @@ class CommittedFile:
             raise disk_fault(error, self.path, "read") from error
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
-        """The rows of a csv or parquet sink, in lists of bounded size. Raises SinkError as `chunks` does."""
+        """The rows of a csv, parquet or delta sink, in lists of bounded size. Raises SinkError as `chunks` does."""
         rest = b""
         for chunk in self.chunks():
             lines, newline, rest = (rest + chunk).rpartition(b"\n")

@@ -17,6 +17,7 @@ from pipeline.sinks.manifest import Part
 from pipeline.sinks.places import EXTENSIONS, remove_folder
 
 INSTALL_SPARK: Final = "pip install 'celeriac[spark]'"
+INSTALL_DELTA: Final = "pip install 'celeriac[delta]'"
 
 SPARK_WORTHWHILE_BYTES: Final = 256 << 20
 """Staged bytes beyond which Spark is worth its start, about ten seconds."""

@@ -13,10 +13,10 @@ from typing import Final
 from pipeline.errors import SinkError
 from pipeline.plan import SinkPlan
 
-FILE_FORMATS: Final = frozenset({"text", "jsonl", "csv", "parquet"})
+FILE_FORMATS: Final = frozenset({"text", "jsonl", "csv", "parquet", "delta"})
 """The formats that this package writes; the others go through Redis streams."""
 
-EXTENSIONS: Final = {"text": "txt", "jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
+EXTENSIONS: Final = {"text": "txt", "jsonl": "jsonl", "csv": "csv", "parquet": "parquet", "delta": "parquet"}
 
 _STAGED_NAME: Final = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,19})-(\d{1,9})\.(?:txt|jsonl)")
 _HINTS: Final = {

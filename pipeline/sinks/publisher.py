@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import EnvironmentFault, SinkError
 from pipeline.plan import SinkPlan
@@ -31,6 +32,9 @@ from pipeline.sinks.places import (
 )
 from pipeline.sinks.rotation import Claim, check_rotating_target, finish_parts, rotation_of
 from pipeline.sinks.staging import StagedFacts
+
+if TYPE_CHECKING:
+    from pipeline.sinks.delta_table import TableSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def publish(
     is bounded. `spark_writer` stands in for `pipeline.spark.sink`.
 
     A rotating sink's folder is there already: what is left is added, and the manifest. `run` and `published` are those
-    of its claim and its log.
+    of its claim and its log. A Delta table gets one commit, which is in it once for each `run`.
 
     Raises SinkError when the path holds anything else, when less is staged than was committed, when rows do
     not fit a table, or when the disk refuses; EnvironmentFault when what Parquet needs is not installed. The
@@ -69,7 +73,9 @@ def publish(
     """
     target = target_path(sink)
     if rotation_of(sink) is not None:
-        return _as_published(target, finish_parts(sink, Claim(job, run, sink.name), facts, published, pipeline))
+        return _as_published(target, finish_parts(sink, Claim(job, run, sink.name), facts, published, pipeline).files)
+    if sink.format == "delta":
+        return _as_published(target, _commit(sink, job, run, facts))
     with _disk_faults(target, "publish"):
         _clear_leftovers(sink, job)
         done = _published_before(sink, job, facts)
@@ -83,7 +89,7 @@ def publish(
             parts.write_synced(folder / MANIFEST_NAME, lambda out: out.write(manifest.encode()))
             sync_folder(folder)
             _swap_in(sink, job, folder)
-        return _as_published(target, manifest)
+        return _as_published(target, manifest.files)
 
 
 def check_target(sink: SinkPlan) -> None:
@@ -98,11 +104,13 @@ def check_target(sink: SinkPlan) -> None:
     if not sink.path:
         raise SinkError(f"the sink {sink.name!r} has no path", "give it the folder to write")
     parts.check_options(sink)
-    if sink.format == "parquet":
-        _check_libraries(sink)
+    _check_libraries(sink)
     target = target_path(sink)
     with _disk_faults(target, "write"):
-        _check_content(sink, target)
+        if sink.format == "delta":
+            _table_sink(sink).check()
+        else:
+            _check_content(sink, target)
         _check_parent(target)
 
 
@@ -126,7 +134,7 @@ def _published_before(sink: SinkPlan, job: str, facts: Sequence[StagedFacts]) ->
     if manifest is None or (manifest.job, manifest.sink) != (job, sink.name):
         return None
     is_the_same = manifest.records == sum(fact.records for fact in facts)
-    return _as_published(target, manifest) if is_the_same else None
+    return _as_published(target, manifest.files) if is_the_same else None
 
 
 def _manifest(sink: SinkPlan, job: str, pipeline: str, written: list[Part]) -> Manifest:
@@ -134,8 +142,33 @@ def _manifest(sink: SinkPlan, job: str, pipeline: str, written: list[Part]) -> M
     return Manifest("celeriac", job, pipeline, sink.name, sink.format, records, tuple(written))
 
 
-def _as_published(target: Path, manifest: Manifest) -> Published:
-    return Published(target, len(manifest.files), manifest.records, sum(part.bytes for part in manifest.files))
+def _as_published(target: Path, files: Sequence[Part]) -> Published:
+    records, size = sum(part.records for part in files), sum(part.bytes for part in files)
+    return Published(target, len(files), records, size)
+
+
+def _commit(sink: SinkPlan, job: str, run: str, facts: Sequence[StagedFacts]) -> Sequence[Part]:
+    """The files that the run has in the Delta table; they are committed now, or were before."""
+    target = target_path(sink)
+    _check_libraries(sink)
+    table = _table_sink(sink, job, run)
+    from pipeline.sinks.delta_parts import publish_to_table  # delta-rs is an extra
+
+    with _disk_faults(target, "publish"):
+        _clear_leftovers(sink, job)
+        done = table.committed()
+        if done is not None:
+            return done
+        check_target(sink)
+        make_folder(target.parent)
+        with _publishing_folder(sink, job) as folder:
+            return publish_to_table(table, committed_files(sink, job, facts), folder)
+
+
+def _table_sink(sink: SinkPlan, job: str = "", run: str = "") -> TableSink:
+    from pipeline.sinks.delta_table import TableSink  # delta-rs is an extra
+
+    return TableSink(sink, target_path(sink), f"celeriac {job} {run} {sink.name}")
 
 
 @contextmanager
@@ -206,13 +239,18 @@ def _check_parent(target: Path) -> None:
 
 
 def _check_libraries(sink: SinkPlan) -> None:
-    needed = ["pyarrow", "pyspark"] if sink.options.get("writer") == "spark" else ["pyarrow"]
+    match sink.format:
+        case "parquet" if sink.options.get("writer") == "spark":
+            needed, what, install = ["pyarrow", "pyspark"], "Parquet", parts.INSTALL_SPARK
+        case "parquet":
+            needed, what, install = ["pyarrow"], "Parquet", parts.INSTALL_SPARK
+        case "delta":
+            needed, what, install = ["deltalake", "pyarrow"], "a Delta table", parts.INSTALL_DELTA
+        case _:
+            return
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise EnvironmentFault(
-            f"the sink {sink.name!r} writes Parquet, which needs {' and '.join(missing)}",
-            parts.INSTALL_SPARK,
-        )
+        raise EnvironmentFault(f"the sink {sink.name!r} writes {what}, which needs {' and '.join(missing)}", install)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The form of a record in a sink: one line of a staging file for each. Never touches a disk.
 
-text and jsonl lines are final. csv and parquet rows are staged as JSON objects and get their real format when
+text and jsonl lines are final. csv, parquet and delta rows are staged as JSON objects and get their real format when
 they are published, since only then all columns are known.
 """
 
@@ -32,11 +32,11 @@ def encode_rows(sink: SinkPlan, batch: Batch) -> bytes:
     Keyed stream (`sink.key_field` is set): text has `key: value`. The others have an object with the key
     first, then the fields of a dict value, or the field "value" for any other value ("value_1" where the
     key's own field is called "value"). A dict value that has the key's field keeps its own. Not keyed: text
-    and jsonl have the value alone; csv and parquet the dict, or an object with the field "value".
+    and jsonl have the value alone; csv, parquet and delta the dict, or an object with the field "value".
 
     In a text sink text stands as it is, but for line ends, which are written as JSON text would (backslash,
     n), so that a record is always one line; all else is JSON. Everywhere bytes are base64 text, NaN and
-    infinities are null. A tuple key is a JSON array, in csv and parquet the text of one.
+    infinities are null. A tuple key is a JSON array, in csv, parquet and delta the text of one.
 
     Raises EncodingError, with the record's index, for a value that has no such form; then nothing is encoded.
     Raises SinkError where the stream should be keyed and is not, and for a format that is not a file's.
@@ -55,12 +55,12 @@ def _line_maker(sink: SinkPlan) -> _LineMaker:
     match sink.format:
         case "text":
             return _plain_lines if key_field is None else _keyed_lines
-        case "jsonl" | "csv" | "parquet" if key_field is not None:
+        case "jsonl" | "csv" | "parquet" | "delta" if key_field is not None:
             cell = _cell_key if sink.format != "jsonl" else None
             return lambda batch: _JSON.encode_lines(_keyed_objects(batch, key_field, cell))
         case "jsonl":
             return lambda batch: _JSON.encode_lines(batch.values)
-        case "csv" | "parquet":
+        case "csv" | "parquet" | "delta":
             return lambda batch: _JSON.encode_lines([_row(value) for value in batch.values])
     raise SinkError(f"the sink {sink.name!r} has the format {sink.format!r}, which is not written to files")
 

@@ -44,6 +44,9 @@ class Feed(Protocol):
     def lane(self, split: str) -> Lane:
         """Registers the sender, or finds it again."""
 
+    def splits(self, beginning: str = "") -> list[str]:
+        """The splits that are registered, and whose names begin so."""
+
     def complete(self, splits: int) -> None:
         """Says that the source ends when this many splits are finished."""
 

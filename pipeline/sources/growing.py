@@ -10,8 +10,9 @@ import glob
 import logging
 import os
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -360,6 +361,30 @@ class GrowingFiles:
         if key not in self._told:
             self._told.add(key)
             _log.warning("%s", text)
+
+
+def paths_of_contents(pattern: str, positions: Mapping[str, Any]) -> dict[str, str]:
+    """Name of a content that was read up to a position -> the whole path of the file that holds it; those that are not
+    found are left out. Raises SourceAway, InputError.
+    """
+    files = GrowingFiles(pattern, FormatOf(None), _Positions(positions), 0.0)
+    found: dict[str, str] = {}
+    while given := files.look(sys.maxsize):
+        found.update({split.name: str(Path(split.file.path).absolute()) for split in given if split.name in positions})
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """A `pipeline.sources.endless.Memory`."""
+
+    known: Mapping[str, Any]
+
+    def splits(self) -> list[str]:
+        return list(self.known)
+
+    def position(self, split: str) -> Any:
+        return self.known[split]
 
 
 def _cannot_open(path: str, error: OSError) -> SourceAway:

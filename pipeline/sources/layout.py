@@ -11,6 +11,7 @@ from pipeline.sources.csvrows import CsvFormat, csv_format
 from pipeline.sources.formats import JsonLinesFormat, TextFormat
 from pipeline.sources.lines import check_encoding
 from pipeline.sources.splits import SPLIT_BYTES, Split, find_files, plan_splits
+from pipeline.sources.versions import version_split
 
 if TYPE_CHECKING:
     from pipeline.sources.parquetrows import ParquetFormat
@@ -20,11 +21,12 @@ Format: TypeAlias = "TextFormat | JsonLinesFormat | CsvFormat | ParquetFormat"
 
 @dataclass(frozen=True, slots=True)
 class FileInput:
-    """A source of files, of which at least one exists."""
+    """A source of files. `pin`: the split that says which version of a table they are; empty where there are none."""
 
     path: str
     splits: tuple[Split, ...]
     form: Format
+    pin: str = ""
 
     @property
     def size(self) -> int:
@@ -45,6 +47,8 @@ def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
 
     Raises InputError when there are none, or one cannot be read, has a bad header or differs from the others.
     """
+    if spec.format == "delta":
+        return _open_table(spec, split_bytes)
     files = find_files(spec.path)
     form: Format
     if spec.format != "parquet":
@@ -62,5 +66,12 @@ def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
 
             form = parquet_format(files, spec.options.get("columns"))
         case other:
-            raise PipelineError(f"there is no format {other!r} to read", hint="use text, csv, json or parquet")
+            raise PipelineError(f"there is no format {other!r} to read", hint="use text, csv, json, parquet or delta")
     return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), form)
+
+
+def _open_table(spec: SourceSpec, split_bytes: int) -> FileInput:
+    from pipeline.sources.deltatable import delta_files  # delta-rs is an extra
+
+    files, form, version = delta_files(spec.path, spec.options["version"], spec.options["columns"])
+    return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), form, version_split(version))

@@ -26,7 +26,7 @@ def open_source(spec: SourceSpec, memory: Memory, clock: Callable[[], float] = t
             assert spec.fn is not None  # read.generator gives one
             return Generated(spec.fn, spec.options["poll_seconds"])
         case "text" | "json" | "csv":
-            return GrowingFiles(spec.path, _formats(spec), memory, spec.options["poll_seconds"], clock)
+            return GrowingFiles(spec.path, growing_formats(spec), memory, spec.options["poll_seconds"], clock)
         case "sql":
             from pipeline.sources.sqlrows import SqlRows, SqlTable  # SQLAlchemy is an extra
 
@@ -48,7 +48,8 @@ def open_source(spec: SourceSpec, memory: Memory, clock: Callable[[], float] = t
             raise PipelineError(f"there is no source of the format {other!r} that can be followed")
 
 
-def _formats(spec: SourceSpec) -> FormatOf:
+def growing_formats(spec: SourceSpec) -> FormatOf:
+    """How lines of files that grow become records."""
     match spec.format:
         case "text":
             return FormatOf(TextFormat())

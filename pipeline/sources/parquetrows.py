@@ -41,6 +41,14 @@ class ParquetFormat:
     def describe(self) -> str:
         return ", ".join(f"{field.name}: {field.type}" for field in self.schema)
 
+    def stored(self, file: Any) -> list[str]:
+        """The columns to read of a file that has this schema."""
+        return self.columns
+
+    def whole(self, batch: Any, path: str) -> Any:
+        """The columns of the format, by position, from those that were read of the file."""
+        return batch.select(self.columns)
+
 
 @dataclass(frozen=True, slots=True)
 class TableChunk:
@@ -106,8 +114,9 @@ def split_rows(split: Split, form: ParquetFormat) -> Iterator[TableChunk]:
                 if split.start <= _middle(file.metadata.row_group(number)) < split.end
             ]
             if groups:
-                for batch in file.iter_batches(BATCH_RECORDS, row_groups=groups, columns=form.columns):
-                    yield TableChunk(form, batch.select(form.columns))
+                columns = form.stored(file.schema_arrow)
+                for batch in file.iter_batches(BATCH_RECORDS, row_groups=groups, columns=columns):
+                    yield TableChunk(form, form.whole(batch, split.path))
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{split.path} cannot be read: {error}", hint=_DAMAGED) from error
     check_unchanged(split)

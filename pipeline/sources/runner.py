@@ -11,6 +11,7 @@ from pipeline.sources.feed import FeedAddress, SourceSummary
 from pipeline.sources.layout import FileInput, open_files
 from pipeline.sources.local import read_items, read_locally
 from pipeline.sources.splits import SPLIT_BYTES
+from pipeline.sources.versions import pinned
 
 LOCAL_BYTES: Final = 8 << 20
 """Up to this much input, starting Spark costs more than it gives."""
@@ -42,10 +43,12 @@ def feed_source(
     if spec.items is not None:
         summary = read_items(spec.items, address)
     else:
-        source = open_files(spec, split_bytes)
+        source = open_files(pinned(spec, feed), split_bytes)
         if source.describe():
             _log.info("source %s: %s", spec.path, source.describe())
-        summary = _read(source, address, reader or str(spec.options.get("reader", "auto")), master)
+        wanted = reader or str(spec.options.get("reader", "auto"))
+        # Spark would read files of a table as it reads Parquet: without what the table knows of them.
+        summary = _read(source, address, "local" if source.pin else wanted, master)
     feed.complete(summary.splits)
     return summary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shlex
 import shutil
@@ -21,7 +22,10 @@ from pipeline.spark import settings
 
 try:
     from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 except ImportError as error:
     raise EnvironmentFault("Spark is not installed", hint="pip install 'celeriac[spark]'") from error
@@ -32,10 +36,13 @@ DEFAULT_MASTER: Final = "local[*,4]"
 FAST_START_VARIABLE: Final = "CELERIAC_SPARK_FAST_START"
 """Set to 1, the JVM starts sooner and peaks lower: for tests and small input."""
 
+_LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""They write each exception to standard error once more, with the stack of the JVM."""
+
 _LOG_TAIL: Final = 2_000
 _SUBMIT_VARIABLE: Final = "PYSPARK_SUBMIT_ARGS"
 
-_lock = threading.Lock()  # a session is made once: that changes the environment and stderr of the process
+_lock = threading.Lock()  # a session is made once: that changes the environment of the process
 _made: dict[int, SparkSession] = {}  # by process id, under the lock; Spark knows it in the making thread only
 
 
@@ -60,18 +67,22 @@ def spark_session(
         log = log_path or folder / "jvm.log"
         wanted = settings.told()
         _set_environment(folder)
-        builder = SparkSession.builder.master(master).appName("celeriac")
+        conf = SparkConf().setMaster(master).setAppName("celeriac")
         for name, value in _configuration(folder, master, starts_fast).items():
             if name not in wanted:
-                builder = builder.config(name, value)
+                conf.set(name, value)
         try:
-            with _submitted_with(wanted, folder), _stderr_to(log):
-                session = builder.getOrCreate()
+            with _submitted_with(wanted, folder), log.open("ab") as file:
+                # What this process itself says meanwhile, by other threads too, must not go to that file.
+                gateway = launch_gateway(conf, {"stderr": file})
+                session = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except (PySparkException, Py4JError, RuntimeError, OSError) as error:
             raise EnvironmentFault(
                 f"Spark did not start: {error}\n{_tail(log)}",
                 hint="see the lines above; Java must be 17 or newer",
             ) from error
+        for name in _LOUD:
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
         atexit.register(_stop, session)  # runs before the folder is removed
         _made[os.getpid()] = session
         return session
@@ -134,20 +145,6 @@ def _submitted_with(wanted: Mapping[str, str], folder: Path) -> Iterator[None]:
             os.environ.pop(_SUBMIT_VARIABLE, None)
         else:
             os.environ[_SUBMIT_VARIABLE] = before
-
-
-@contextmanager
-def _stderr_to(log: Path) -> Iterator[None]:
-    """Lets a child started meanwhile inherit the log as its standard error, for its whole life."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-            yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _tail(log: Path) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pipeline.errors import Busy, JobStateError, NotQuiet, SavepointError, SavepointLost
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan, stream_names
 from pipeline.store import keys
+from pipeline.store.ahead import Ahead
 from pipeline.store.connection import translated
 from pipeline.store.losses import unknown_job
 from pipeline.store.operations import busy
@@ -25,6 +26,9 @@ LEASE_SECONDS: Final = 15.0
 PAGE_FIELDS: Final = 1_000
 """About so many fields are read by one call."""
 _PAGE_ENTRIES: Final = 20
+_BEGINNING: Final = b"0"
+"""The cursor of a scan at its beginning, and at its end."""
+
 _ENDED: Final = {JobState.CANCELLED: "stopped", JobState.SUSPENDED: "suspended"}
 
 
@@ -34,11 +38,19 @@ Kind = Literal["h", "z"]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some (field, value), or (member, score), of a key as they were at the cut. `is_last`: there are no more."""
+    """Some fields and their values, or members and scores, of a key as they were at the cut.
+
+    `is_last`: there are no more.
+    """
 
     key: str
-    found: list[tuple[bytes, bytes]]
+    names: list[bytes]
+    values: list[bytes]
     is_last: bool
+
+    @property
+    def found(self) -> Iterator[tuple[bytes, bytes]]:
+        return zip(self.names, self.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,39 +213,64 @@ class CutStore:
     def at_cut(self, names: Sequence[str], kind: Kind) -> Iterator[Page]:
         """Pages of keys that commits change, each field once; several small keys come with one call.
 
-        Each key until `hold` is told of it. A field that the scan misses was deleted since the cut, so it was kept: the
-        kept ones come last.
+        Each key until `hold` is told of it. Commits keep a value before they change it, so what is kept is read behind
+        it. A field that the scan misses was deleted since the cut, so it was kept: the kept ones come last.
         """
-        batch: list[str] = []
+        batches = self._batches(names, kind)
+        with Ahead(self._client) as ahead:
+            scans = next(batches, [])
+            if scans:
+                ahead.send(_scan_commands(scans, kind))
+            while scans:
+                read, answers = scans, ahead.answers()
+                found, sizes = answers[::2], answers[1::2]
+                for scan, (cursor, _) in zip(read, found, strict=True):
+                    scan.cursor = cursor
+                kept = self._kept(ahead, read, [flat[::2] for _, flat in found], sizes)
+                scans = [scan for scan in read if not scan.is_through] or next(batches, [])
+                if scans:
+                    ahead.send(_scan_commands(scans, kind))
+                for scan, (_, flat), (olds, rest) in zip(read, found, kept, strict=True):
+                    yield scan.page(flat, olds, rest)
+
+    def _batches(self, names: Sequence[str], kind: Kind) -> Iterator[list[_Scan]]:
+        """Several small keys, or a large one."""
+        batch: list[_Scan] = []
         room = PAGE_FIELDS
         for name, fields in self.filled(names, kind).items():
             if batch and fields > room:
-                yield from self._pages(batch, kind)
+                yield batch
                 batch, room = [], PAGE_FIELDS
-            batch.append(name)
+            batch.append(_Scan(name, keys.was(self._job, name)))
             room -= fields
         if batch:
-            yield from self._pages(batch, kind)
+            yield batch
 
-    def _pages(self, names: list[str], kind: Kind) -> Iterator[Page]:
-        met: dict[str, set[bytes]] = {name: set() for name in names}
-        cursors = dict.fromkeys(names, "0")
-        while cursors:
-            open_ = list(cursors)
-            pairs = [key for name in open_ for key in (name, keys.was(self._job, name))]
-            answers = self._scripts.run("ascut", pairs, [kind, PAGE_FIELDS, *cursors.values()])
-            for name, (cursor, flat, kept) in zip(open_, answers, strict=True):
-                found = _fresh(flat, met[name])
-                cursors[name] = cursor
-                if int(cursor) == 0:
-                    del cursors[name]
-                    found += _fresh(self._all_kept(name) if kept == 1 else kept, met[name])
-                yield Page(name, found, name not in cursors)
+    def _kept(
+        self, ahead: Ahead, scans: Sequence[_Scan], names: Sequence[list[bytes]], sizes: Sequence[int]
+    ) -> list[tuple[list[bytes | None] | None, list[bytes]]]:
+        """For each scan what was kept of these names, and all that was kept if it is through."""
+        commands: list[tuple[Any, ...]] = []
+        for scan, wanted, size in zip(scans, names, sizes, strict=True):
+            if size and wanted:
+                commands.append(("HMGET", scan.was, *wanted))
+            if size and scan.is_through and size <= 2 * PAGE_FIELDS:
+                commands.append(("HGETALL", scan.was))
+        if commands:
+            ahead.send(commands)
+        answers = iter(ahead.answers() if commands else ())
+        found: list[tuple[list[bytes | None] | None, list[bytes]]] = []
+        for scan, wanted, size in zip(scans, names, sizes, strict=True):
+            olds: list[bytes | None] | None = next(answers) if size and wanted else None
+            rest: list[bytes] = []
+            if size and scan.is_through:
+                rest = next(answers) if size <= 2 * PAGE_FIELDS else self._all_of(scan.was)
+            found.append((olds, rest))
+        return found
 
-    def _all_kept(self, name: str) -> list[bytes]:
+    def _all_of(self, was: str) -> list[bytes]:
         with translated():
-            pairs = self._client.hscan_iter(keys.was(self._job, name), count=PAGE_FIELDS)
-            return [part for pair in pairs for part in pair]
+            return [part for pair in self._client.hscan_iter(was, count=PAGE_FIELDS) for part in pair]
 
     def ids_at_cut(self, source: str, group: int, cut: Cut) -> list[tuple[bytes, int]]:
         """(digest, milliseconds) of the ids that a source remembered; later ones are told by their time."""
@@ -256,12 +293,48 @@ class CutStore:
         return found
 
 
-def _fresh(flat: Sequence[bytes], met: set[bytes]) -> list[tuple[bytes, bytes]]:
-    """The pairs whose name was not met before; '' is what commits count by, no value: it was not there."""
-    found = []
-    for name, value in zip(flat[::2], flat[1::2], strict=True):
-        if name and name not in met:
-            met.add(name)
-            if value:
-                found.append((name, value))
-    return found
+class _Scan:
+    """The reading of one key: how far it is, and what was met."""
+
+    __slots__ = ("_met", "cursor", "key", "was")
+
+    def __init__(self, key: str, was: str) -> None:
+        self.key = key
+        self.was = was
+        self.cursor = _BEGINNING
+        self._met: set[bytes] = set()
+
+    @property
+    def is_through(self) -> bool:
+        """Asked when the first page was read."""
+        return self.cursor == _BEGINNING
+
+    def page(self, flat: Sequence[bytes], olds: Sequence[bytes | None] | None, rest: Sequence[bytes]) -> Page:
+        """`olds`: what was kept of each name in `flat`, if anything. `rest`: all that was kept, with the last page."""
+        values: Sequence[bytes] = flat[1::2]
+        if olds is not None:
+            values = [value if old is None else old for value, old in zip(values, olds, strict=True)]
+        found = self._fresh(flat[::2], values)
+        if rest:
+            found.update(self._fresh(rest[::2], rest[1::2]))
+        return Page(self.key, list(found), list(found.values()), self.is_through)
+
+    def _fresh(self, names: Sequence[bytes], values: Sequence[bytes]) -> dict[bytes, bytes]:
+        """What was not met before; '' is what commits count by, no value: it was not there."""
+        found = dict(zip(names, values, strict=True))
+        if not self._met.isdisjoint(found):
+            found = {name: value for name, value in found.items() if name not in self._met}
+        self._met.update(found)
+        if b"" in found or not all(found.values()):
+            found = {name: value for name, value in found.items() if name and value}
+        return found
+
+
+def _scan_commands(scans: Sequence[_Scan], kind: Kind) -> list[tuple[Any, ...]]:
+    """A page of each, and how much was kept of each afterwards."""
+    scan_command = "ZSCAN" if kind == "z" else "HSCAN"
+    return [
+        command
+        for scan in scans
+        for command in ((scan_command, scan.key, scan.cursor, "COUNT", PAGE_FIELDS), ("HLEN", scan.was))
+    ]

@@ -384,6 +384,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             is_submitted="submitted" in text,
             shadow=text.get("shadow", ""),
             code=text.get("code", ""),
+            held_back=text.get("held_back", ""),
             still={k.removeprefix("still:"): int(at) for k, at in sorted(text.items()) if k.startswith("still:")},
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:

@@ -40,6 +40,8 @@ def job(job: str) -> str:
     shadow: `token job` of the shadow beside it; `tee`: there while it gets the input. code: the only version that may
     work at it.
 
+    held_back: `token` of a backfill, then a line for each source that it holds back.
+
     `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
     return of_job(job) + ":job"

@@ -34,6 +34,7 @@ _BACK: Final[dict[Kind, str]] = {
     "upgrade": "interrupt its command, or upgrade to the old file when it is done",
     "shadow": "`celeriac shadow {job} --drop` ends it",
     "burst": "interrupt its command: what it has not done yet goes back to workers",
+    "backfill": "interrupt its command: nothing is changed then",
 }
 
 

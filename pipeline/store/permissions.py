@@ -25,11 +25,11 @@ _IN_SCRIPTS: Final = (
 """Every command that our scripts send, in an order in which each finds its type; `.` or nothing is the probe's key."""
 
 _BY_CLIENTS: Final = (
-    "PING", "INFO server", "TIME", "HGETALL .", "HGET . f", "HMGET . f", "HLEN .", "HSCAN . 0", "SCAN 0 MATCH .",
-    "XRANGE . - +", "XREAD STREAMS . 0", "XLEN .", "ZRANGE . 0 -1", "ZSCORE . m", "LLEN .", "SMEMBERS .",
-    "MEMORY USAGE .", "EXISTS .", "EVALSHA 0000000000000000000000000000000000000000 0", "BRPOP . 0.01",
+    "PING", "INFO server", "TIME", "HGETALL .", "HGET . f", "HMGET . f", "HLEN .", "HSCAN . 0", "ZSCAN . 0",
+    "SCAN 0 MATCH .", "XRANGE . - +", "XREAD STREAMS . 0", "XLEN .", "ZRANGE . 0 -1", "ZSCORE . m", "LLEN .",
+    "SMEMBERS .", "MEMORY USAGE .", "EXISTS .", "EVALSHA 0000000000000000000000000000000000000000 0", "BRPOP . 0.01",
     "LPUSH . m", "RPOP .", "SADD . m", "SREM . m",
-    "PUBLISH . m", "MULTI", "DISCARD",
+    "PUBLISH . m", "WATCH .", "UNWATCH", "MULTI", "DISCARD",
 )  # fmt: skip
 """What we, and Celery, send without a script."""
 

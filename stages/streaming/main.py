@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from pipeline.bursts import is_burst_pool
 from pipeline.errors import CeleriacError, EnvironmentFault, PipelineError, StoreError
+from pipeline.needs import IN_A_STREAM, refuse_frames
 from pipeline.plan import fingerprint
 from pipeline.programs.checking import find_programs
 from pipeline.spark.bulk.definition import Definition, define
@@ -199,6 +200,7 @@ def _checked(settings: WorkerSettings) -> tuple[Definition, str]:
             hint="run it under a new job id",
         )
     code = check_code(VersionStore(scripts).rollout(settings.job), settings.worker, settings.pipeline)
+    refuse_frames(graph.nodes, IN_A_STREAM)
     find_programs(graph.nodes)
     return definition, code
 

@@ -24,12 +24,16 @@ from pipeline.cli.upgrading import Holding, Upgrade
 from pipeline.errors import StoreUnavailable
 from pipeline.facts import JobFacts
 from pipeline.lifecycle import JobState
-from pipeline.operations import Phase
+from pipeline.operations import About, Phase
+from pipeline.recomputing.computed import Computed, Given
+from pipeline.recomputing.course import Course
+from pipeline.recomputing.course import Wanted as Recomputed
 from pipeline.savepoints.export import take_savepoint
 from pipeline.savepoints.places import Draft, LocalPlace
 from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
-from pipeline.shadowing.course import Course, Wish
+from pipeline.shadowing.course import Course as ShadowCourse
+from pipeline.shadowing.course import Wish
 from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.claims import ClaimStore
@@ -364,13 +368,49 @@ def shadow(crew: Crew) -> None:
                 assert pair.store.want(msgspec.json.encode(Wish("promote")).decode())
 
         now = iter(range(10_000))
-        course = Course(pair.one, "/new.py", clock=lambda: float(next(now)), sleep=tick)
+        course = ShadowCourse(pair.one, "/new.py", clock=lambda: float(next(now)), sleep=tick)
         assert course.run() == "promoted"
         pair.close("promoted")
 
     crew.commands(command)
     crew.turns(lambda: set(crew.told.values()) == {Wanted(CODE, "/new.py").encode()})
     assert crew.job.jobs.list_ids() == ["j"]
+
+
+def backfill(crew: Crew) -> None:
+    """The state of two keys is computed anew, here in Python, and swapped for what there is."""
+    wanted = frozenset(KEYS[:2])
+
+    def command(scripts: Scripts) -> None:
+        crew.turns(lambda: not crew.facts().record.held_back)  # the leader lets go what one that was killed has left
+        about = About("backfill", "oracle_key", by="me@here", file="flow.py", keys=len(wanted))
+        claim = ClaimStore(scripts).undertake("j", about, Phase.RECOMPUTING)
+
+        def tick(_: float = 0.0) -> None:
+            crew.meet(_operation(crew))
+            crew.turn()
+
+        def recompute(given: Given) -> Computed:
+            records = given["in"]["a"].records
+            tick()
+            return Computed({("oracle", key): records // len(KEYS) for key in wanted}, records=records, seconds=1.0)
+
+        now = iter(range(10_000))
+        course = Course(
+            scripts,
+            JobStore(scripts).read("j"),
+            claim,
+            Recomputed(crew.job.plan.stage(2), ("oracle",), wanted),
+            recompute,
+            1e9,
+            lambda phase, done, total: ClaimStore(scripts).renew(claim, phase, done, total),
+            clock=lambda: float(next(now)),
+            sleep=tick,
+        )
+        assert course.run().same == len(wanted)
+        ClaimStore(scripts).end(claim, "done")
+
+    crew.commands(command)
 
 
 @dataclass(frozen=True)
@@ -410,6 +450,12 @@ CASES = {
         ("comparing", "promoting"),
         by_command=("comparing", "promoting"),
         history=["shadow of version c0de00000002 of new.py: promoted"],
+    ),
+    "backfill": Case(
+        backfill,
+        ("recomputing", "swapping"),
+        by_command=("recomputing", "swapping"),
+        history=["backfill of 2 keys of oracle_key by flow.py: done"],
     ),
     "suspend": Case(suspend, ("quieting", "cut"), by_command=("quieting", "cut")),
 }

@@ -108,6 +108,10 @@ def doubtful(rng: random.Random) -> dict[str, Any]:
     return {"k": f"k{rng.randrange(6)}", "n": rng.choice([1, 2, 3, "bad", None])}
 
 
+def seldom_doubtful(rng: random.Random) -> dict[str, Any]:
+    return {"k": f"k{rng.randrange(6)}", "n": "bad" if rng.randrange(20) == 0 else rng.choice([1, 2, 3, None])}
+
+
 class Session(KeyedOperator):
     """Closes a session `gap` after its last record, by timers that are moved; some are left to the end of the input."""
 
@@ -211,6 +215,24 @@ def _doubtful(stream: Stream) -> None:
     out(keyed.last(name="end"), "last")
 
 
+def _frames(stream: Stream) -> None:
+    """One in an entry stage, and one behind a union in a keyed stage. Rows have no order behind one in bulk."""
+
+    def copied(frame: Any) -> Any:
+        return frame.selectExpr("k", "n * 10 as n", "explode(array(1, 2)) as copy").where("n + copy != 11")
+
+    def renamed(frame: Any) -> Any:
+        return frame.selectExpr("*", "case when k in ('k1', 'k2') then 'few' else 'many' end as kind")
+
+    copies = stream.transform(copied, schema="k string, n long", batch=15, name="copied")
+    out(copies, "copies")
+    counted = copies.key_by("k", name="by").aggregate(count(), name="count")
+    ends = counted.last(name="end").map_with_key(lambda key, n: {"k": key, "n": n}, name="row")
+    both = ends.union(copies, name="both").transform(renamed, schema="k string, n int not null", name="named")
+    out(both, "renamed")
+    out(both.key_by("kind", name="again").aggregate(total("n"), name="sum").last(name="ends"), "sums")
+
+
 CASES = [
     Case(
         "stateless",
@@ -286,6 +308,9 @@ CASES = [
         policy=retry(3, first_seconds=0.0, most_seconds=0.0),
     ),
 ]
+
+FRAMES = Case("functions of DataFrames", frozenset({"transform"}), _frames, seldom_doubtful, values=24, partitions=2)
+"""Not among the cases above: a worker needs a session for it, and tasks without Spark have none; see test_seam."""
 
 EXEMPT = frozenset({"fail"})
 """It ends the run; see test_bulk_errors."""

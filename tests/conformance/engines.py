@@ -64,9 +64,11 @@ def keyed_streams(plan: Plan) -> frozenset[str]:
     return frozenset(stream_name(sink) for sink in plan.sinks if sink.key_field is not None)
 
 
-def run_live(redis_url: str, pipeline: Pipeline, values: Sequence[Any], partitions: int) -> Results:
+def run_live(
+    redis_url: str, pipeline: Pipeline, values: Sequence[Any], partitions: int, transforms: Any = None
+) -> Results:
     """In one process: leader, worker, Redis. All values come from one sender."""
-    with LocalJob(redis_url, pipeline, partitions=partitions) as job:
+    with LocalJob(redis_url, pipeline, partitions=partitions, transforms=transforms) as job:
         job.assign()
         job.send(values, entry_records=37)
         job.end_input()

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from msgspec import structs
 
 from pipeline import Pipeline, count, hold_key, read, write
@@ -26,8 +28,9 @@ from pipeline.spark.bulk.engine import BulkOptions, BulkRun
 from pipeline.spark.bulk.handover import handed_over
 from pipeline.spark.bulk.sources import open_sources
 from pipeline.store.senders import FeedAddress
-from tests.conformance.cases import CASES, Case
+from tests.conformance.cases import CASES, FRAMES, Case
 from tests.conformance.engines import Results, keyed_streams, run_live
+from tests.e2e.chaos import wait_until
 from tests.runtime.harness import LocalJob
 
 pytestmark = pytest.mark.timeout(600)
@@ -58,10 +61,17 @@ def taker(found: Results, stream: str) -> Any:
 
 
 def rest_live(
-    redis_url: str, pipeline: Pipeline, partitions: int, savepoint: Savepoint, rest: Sequence[Any], done: int
+    redis_url: str,
+    pipeline: Pipeline,
+    partitions: int,
+    savepoint: Savepoint,
+    rest: Sequence[Any],
+    done: int,
+    transforms: Any = None,
 ) -> Results:
     """The records behind the cut, live, by the sender whose records before it were read on Spark."""
-    with LocalJob(redis_url, pipeline, partitions=partitions, job="k", savepoint=savepoint) as job:
+    given = {"partitions": partitions, "savepoint": savepoint, "transforms": transforms}
+    with LocalJob(redis_url, pipeline, job="k", **given) as job:
         job.assign()
         assert job.lane(ITERABLE_SPLIT).taken == done
         job.send(rest, ITERABLE_SPLIT, entry_records=37)
@@ -109,6 +119,26 @@ def test_history_on_spark_and_then_live_gives_what_live_alone_gives(
     after = rest_live(redis_url, pipeline, others, savepoint, values[cut:], cut)
 
     assert_together(case, values, before, after, whole)
+
+
+def test_history_of_frames_in_bulk_and_then_live_gives_what_live_alone_gives(
+    spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    from pipeline.spark.transforms import Transforms
+
+    values, cut = FRAMES.drawn(1), 15
+    pipeline = FRAMES.pipeline(values)
+    transforms = Transforms(pipeline.graph().nodes, opener=lambda: spark)
+    wait_until(transforms.is_ready, "Spark is there", 120.0)
+    whole = run_live(redis_url, pipeline, values, FRAMES.partitions, transforms)
+
+    before, savepoint = backfill(spark, pipeline, FRAMES.partitions, cut, tmp_path)
+    after = rest_live(redis_url, pipeline, 3, savepoint, values[cut:], cut, transforms)
+
+    assert_together(FRAMES, values, before, after, whole)
+    bad = [value["n"] == "bad" for value in values]
+    assert 0 < sum(bad[:cut]) < sum(bad) == len(whole.letters)
+    assert {len(whole.outputs[name]) > 0 for name in ("copies", "renamed", "sums")} == {True}
 
 
 @pytest.mark.parametrize("case", SEAMS, ids=lambda case: case.name)
@@ -220,6 +250,44 @@ def test_files_that_were_read_to_a_cut_go_on_there(spark: Any, redis_url: str, t
     assert sum(len(text.splitlines()) for text in history) == 500
     assert len(results) == 500
     assert {key: max(value for each, value in results if each == key) for key in expected} == expected
+
+
+def test_a_table_that_was_read_to_a_cut_goes_on_there_in_the_same_version(
+    spark: Any, redis_url: str, tmp_path: Path
+) -> None:
+    from pipeline.sources.runner import feed_source
+
+    write_deltalake(tmp_path / "table", pa.table({"n": list(range(100))}))
+    write_deltalake(tmp_path / "table", pa.table({"n": list(range(100, 200))}), mode="append")
+    pipeline = Pipeline("table")
+    spec = read.delta(tmp_path / "table")
+    pipeline.source(spec, name="rows").map(lambda row: row["n"], name="n").sink(write.stream("all"), name="all")
+    graph, history = pipeline.graph(), list[Any]()
+    options = BulkOptions(
+        partitions=2,
+        ranges=first_records(graph, {"rows": 150}, Limits()),
+        keeps_state=True,
+        ends_input=False,
+        takers={"all": lambda batch: history.extend(batch.values)},
+    )
+    with BulkRun(pipeline, options) as run:
+        run.prepare()
+        run.compute(spark)
+        with handed_over(run, LocalPlace(tmp_path / "savepoints"), "s"):
+            run.publish()
+    DeltaTable(tmp_path / "table").optimize.compact()
+
+    with LocalJob(redis_url, pipeline, savepoint=Savepoint.at(str(tmp_path / "savepoints/s"))) as job:
+        job.assign()
+        feed_source(spec, FeedAddress(redis_url, "j", "rows"))
+        job.end_input()
+        job.run_until_idle()
+        job.assert_done()
+        job.drain_outputs()
+        rest = [value for _, value in job.outputs["all"]]
+
+    assert len(history) == 150
+    assert sorted([*history, *rest]) == list(range(200))
 
 
 def test_a_dead_letter_that_holds_its_key_lets_no_savepoint_be_written(spark: Any, tmp_path: Path) -> None:

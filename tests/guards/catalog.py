@@ -26,6 +26,7 @@ _MOVES: Final = "tests/store/test_moving.py"
 _SUSPENDS: Final = "tests/store/test_cuts.py -k in_flight"
 _SHADOWS: Final = "tests/runtime/test_shadowing.py"
 _PROMOTES: Final = "tests/runtime/test_shadowing.py -k before_both"
+_SWAPS: Final = "tests/runtime/test_recomputing.py"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -81,5 +82,12 @@ GUARDS: Final = (
     Guard("command of a shadow", "unshadow", "if ARGV[3] == '' and is_held", "if false and is_held", _SHADOWS),
     Guard("nothing beside one that is left", "prelude", " and not call('HGET', job, 'shadow') then", " then", _SHADOWS),
     Guard("no replay beside a shadow", "replay", "if j[4] then return {-9} end", "", _SHADOWS),
+    Guard("claim of a backfill", "swap", "'token') ~= ARGV[1] then return {-1} end", "'token') == '' then end", _SWAPS),
+    Guard("what has come since, at a swap", "swap", " or last ~= ARGV[5 + i] or", " or", _SWAPS),
+    Guard("no swap while old values are kept", "swap", "if j[4] then return {-8} end", "", _SWAPS),
+    Guard("owner of what is swapped", "swap", "if (m[1] or '') ~= token then return {0} end", ""),
+    Guard("what an owner remembers", "swap", "for _, each in ipairs(owners) do", "for _ in ipairs({}) do", _SWAPS),
+    Guard("input that a command holds back", "goon", "if ARGV[2] ~= 'own' and is_held", "if false and is_held"),
+    Guard("input that others hold back", "holdback", "if fresh[i] or is_left[source] then", "if true then", _SWAPS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

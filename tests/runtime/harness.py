@@ -124,14 +124,16 @@ class LocalJob:
         takes_tickets: bool = False,
         savepoint: Savepoint | None = None,
         exists: bool = False,
+        transforms: Any = None,
         **restoring: bool,
     ) -> None:
         """With `takes_tickets` a slice also takes the tickets of its worker's other partitions, as in a real worker.
 
         Of a `savepoint` the job is restored, as `restore_job` is told. One that `exists` is left as it is.
+        `transforms` run the DataFrame operators of all its workers.
         """
         self.url, self.job, self.clock, self.takes_tickets = redis_url, job, clock, takes_tickets
-        self.limits = limits or Limits()
+        self.limits, self.transforms = limits or Limits(), transforms
         self.graph = pipeline.graph()
         self.plan = compile_plan(self.graph, partitions, self.limits)
         self.client = connect(redis_url)
@@ -178,7 +180,7 @@ class LocalJob:
         if name not in self.workers:
             self.scripts[name] = FlakyScripts(self.client)
             ownership = Ownership(self.scripts[name], self.job, name, incarnation)
-            self.workers[name] = Worker(ownership, self.plan, self.graph, self.clock)
+            self.workers[name] = Worker(ownership, self.plan, self.graph, self.clock, transforms=self.transforms)
         return self.workers[name]
 
     def assign(

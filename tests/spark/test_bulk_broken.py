@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeline.embedded.java import ensure_java
-from tests.e2e.chaos import Run, Sequence, Site, wait_until
+from tests.e2e.chaos import Run, Sequence, Site, read_rows, wait_until
 from tests.e2e.references import needs_spark
 
 pytestmark = pytest.mark.timeout(900)
@@ -142,7 +142,23 @@ def is_open(port: int) -> bool:
         return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_same_file_runs_behind_a_connect_server(site: Site, connect_server: str) -> None:
+FRAMES = """
+from pipeline import Pipeline, read, write
+
+
+def doubled(frame):
+    assert "connect" in type(frame).__module__
+    return frame.selectExpr("n * 2 as n")
+
+
+rows = [{"n": number} for number in range(200)]
+flow = Pipeline("frames")
+numbers = flow.source(read.iterable(rows), name="in")
+numbers.transform(doubled, schema="n long", name="op").sink(write.jsonl("out"), name="o")
+"""
+
+
+def test_a_connect_server_runs_the_same_file_and_the_frames_of_a_live_job(site: Site, connect_server: str) -> None:
     sequence = Sequence(keys=10, count=200)
     site.write(sequence.text)
     run = site.start("flow.py", *ENGINE, "--remote", connect_server)
@@ -151,3 +167,9 @@ def test_the_same_file_runs_behind_a_connect_server(site: Site, connect_server: 
 
     sequence.check(run.folder / "out")
     assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out"}
+
+    site.write(FRAMES, folder="live")
+    live = site.start("flow.py", "--workers", "1", folder="live", CELERIAC_SPARK_REMOTE=connect_server)
+    live.finish(seconds=SECONDS)
+
+    assert [row["n"] for row in read_rows(live.folder / "out")] == list(range(0, 400, 2))

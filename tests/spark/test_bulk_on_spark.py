@@ -11,7 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from pipeline import Pipeline, count, fail, read, total, write
 from pipeline.errors import PipelineError, RecordFailed, SinkAway
@@ -169,6 +171,7 @@ def test_each_sink_gets_each_record_once(bulk: Callable[..., BulkResult], tmp_pa
     keyed.sink(write.text(tmp_path / "text"), name="text")
     keyed.map(lambda value: {"n": value}).sink(write.csv(tmp_path / "csv"), name="csv")
     keyed.map(lambda value: {"n": value}).sink(write.parquet(tmp_path / "parquet", writer="local"), name="parquet")
+    keyed.map(lambda value: {"n": value}).sink(write.delta(tmp_path / "delta"), name="delta")
     keyed.sink(write.jsonl(tmp_path / "parts", rotate_bytes=20), name="parts")
     keyed.sink(write.console(), name="console")
 
@@ -185,9 +188,27 @@ def test_each_sink_gets_each_record_once(bulk: Callable[..., BulkResult], tmp_pa
     assert sorted(value for batch in printed for value in batch.values) == list(range(20))
     assert result.given == {"called": 19, "sql": 20, "sql_2": 20, "console": 20}
     assert {sink.name: done.records for sink, done in result.published} == {
-        "text": 20, "csv": 20, "parquet": 20, "parts": 20,
+        "text": 20, "csv": 20, "parquet": 20, "delta": 20, "parts": 20,
     }  # fmt: skip
     assert len(rows_of(tmp_path / "parts")) == 20
+    table = DeltaTable(tmp_path / "delta")
+    assert (table.version(), sorted(table.to_pandas()["n"])) == (0, list(range(20)))
+
+
+def test_a_table_with_partitions_becomes_another_one(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+    sales = pd.DataFrame({"place": [f"p{n % 7}" for n in range(700)], "n": range(700)})
+    write_deltalake(tmp_path / "sales", sales, partition_by=["place"])
+    flow = Pipeline("sums")
+    keyed = flow.source(read.delta(tmp_path / "sales"), name="sales").key_by("place", name="by_place")
+    sums = keyed.map(lambda row: row["n"], name="number").aggregate(total(), name="sum").last(name="last")
+    sums.map(lambda n: {"n": n}, name="row").sink(write.delta(tmp_path / "sums"), name="sums")
+
+    bulk(flow)
+
+    table = DeltaTable(tmp_path / "sums")
+    found = table.to_pandas().sort_values("place", ignore_index=True)
+    pd.testing.assert_frame_equal(found, sales.groupby("place", as_index=False).sum())
+    assert table.version() == 0
 
 
 def test_a_run_that_goes_on_from_the_state_of_another_ends_as_one_run_would(spark: Any, tmp_path: Path) -> None:

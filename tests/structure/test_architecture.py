@@ -84,6 +84,12 @@ def test_only_the_flower_package_imports_tornado() -> None:
     assert offenders(".", "tornado", "flower", outside=("pipeline/flower",)) == []
 
 
+def test_delta_rs_is_imported_by_two_modules_only() -> None:
+    places = ("pipeline/sinks/delta_table.py", "pipeline/sources/deltatable.py")
+
+    assert offenders(".", "deltalake", outside=places) == []
+
+
 def test_the_store_knows_no_engine_and_no_user_interface() -> None:
     assert offenders("pipeline/store", "pipeline.spark", "pipeline.cli", "pipeline.sources", "pipeline.sinks") == []
 
@@ -100,7 +106,7 @@ def test_nothing_is_ever_pickled(name: str) -> None:
 
 
 def test_what_users_import_is_light() -> None:
-    heavy = ("redis", "celery", "kombu", "pyspark", "pyarrow", "pandas", "numpy")
+    heavy = ("redis", "celery", "kombu", "pyspark", "pyarrow", "pandas", "numpy", "deltalake")
     program = f"import sys, pipeline; print([name for name in {heavy!r} if name in sys.modules])"
 
     done = subprocess.run(

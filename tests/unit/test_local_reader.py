@@ -67,6 +67,9 @@ class FakeFeed:
     def lane(self, split: str) -> FakeLane:
         return self.lanes.setdefault(split, FakeLane())
 
+    def splits(self, beginning: str = "") -> list[str]:
+        return [name for name in self.lanes if name.startswith(beginning)]
+
     def complete(self, splits: int) -> None:
         assert splits == sum(1 for lane in self.lanes.values() if lane.count >= 0)
         self.completed = splits

@@ -96,3 +96,21 @@ def test_slow_records_make_the_next_step_small_with_a_fixed_cost_too() -> None:
     pace.note(1000, 0, 2.0)
 
     assert pace.allowance() == 100
+
+
+def test_jobs_of_spark_that_take_now_more_and_now_less_do_not_make_the_steps_small() -> None:
+    pace = Pace(Limits(step_records=1000), has_frames=True)
+
+    for seconds in (9.0, 0.1, 0.6, 0.3, 0.9, 0.2, 0.7, 0.9):
+        pace.note(pace.allowance(), pace.allowance(), seconds)
+
+    assert pace.allowance() == 1000
+
+
+def test_frames_that_take_long_make_the_next_step_small() -> None:
+    pace = Pace(Limits(step_records=1000), has_frames=True)
+
+    pace.note(1, 1, 0.5)
+    pace.note(100, 100, 20.5)
+
+    assert pace.allowance() == 10

@@ -20,6 +20,7 @@ from pipeline.settings import Limits
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import ITERABLE_SPLIT
 from pipeline.spark.bulk.portions import FilePortions, Range
+from pipeline.spark.bulk.reading import read_state, read_timers
 from pipeline.spark.bulk.sources import followed_sources
 
 Ranges = dict[str, dict[str, Range]]
@@ -45,6 +46,29 @@ class SavepointSeed:
         for row in Savepoint.at(self.url).timers(groups) if groups else ():
             if row.operator in stage.nodes:
                 yield read_timer_member(row.member)
+
+
+@dataclass(frozen=True)
+class RunSeed:
+    """What another run of the same pipeline, with as many partitions, has come to. All of Spark must see its folders.
+
+    folders: stage -> where that run has written its rows.
+    """
+
+    folders: tuple[tuple[int, str], ...]
+
+    def state(self, stage: StagePlan, partition: int) -> Iterator[tuple[str, Any, Any]]:
+        """(operator, key, state) of the keys of this partition."""
+        for _, operator, key, state in read_state(self._of(stage), partition):
+            yield operator, key, state
+
+    def timers(self, stage: StagePlan, partition: int) -> Iterator[Timer]:
+        """Those that are open."""
+        for _, timer in read_timers(self._of(stage), partition):
+            yield timer
+
+    def _of(self, stage: StagePlan) -> list[Path]:
+        return [Path(folder) for index, folder in self.folders if index == stage.index]
 
 
 def _groups(stage: StagePlan, partition: int) -> tuple[int, int] | None:
@@ -129,7 +153,10 @@ def first_records(graph: Graph, counts: Mapping[str, int], limits: Limits) -> Ra
         if spec.items is not None:
             found[name] = {ITERABLE_SPLIT: (0, count)}
         else:
-            found[name] = _first_of_files(FilePortions.of(open_files(spec)), count, limits)
+            files = open_files(spec)
+            found[name] = _first_of_files(FilePortions.of(files), count, limits)
+            if files.pin:
+                found[name][files.pin] = (0, 0)
     return found
 
 

@@ -13,17 +13,21 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from pipeline.codec import decode_batch, encode_batch
 from pipeline.errors import RecordFailed
+from pipeline.graph import Keyed, Transform
+from pipeline.kernel.operators import Aggregate
 from pipeline.kernel.stage import StageKernel
 from pipeline.plan import Plan, StagePlan
 from pipeline.programs.runners import Programs
-from pipeline.records import Batch, Timer
+from pipeline.records import MAX_TIME, Batch, Timer
+from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
 from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
 from pipeline.spark.bulk.faults import told
-from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
+from pipeline.spark.bulk.output import BulkEncoder, Selected, TaskFiles
 from pipeline.spark.bulk.portions import Portions, are_alike, extend, merged
 from pipeline.spark.bulk.rows import (
     COUNTS,
@@ -40,6 +44,8 @@ from pipeline.spark.bulk.rows import (
     rows_of,
 )
 from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
+from pipeline.spark.frames import FrameColumns, refuse_times
+from pipeline.spark.frames import rows_of as records_of
 
 _STEP_RECORDS: Final = 4_000
 _STEP_BYTES: Final = 1 << 20
@@ -61,7 +67,8 @@ class StageTask:
     """All that a task needs to know. Spark carries it to the executors.
 
     handed: sinks whose records go to the driver. keeps_state: state and open timers are told at the end.
-    ends_input: at the end of a task's rows its input has ended, and all timers fire.
+    ends_input: at the end of a task's rows its input has ended, and all timers fire. selected: where only some keys of
+    one stage are wanted.
     """
 
     definition: Definition
@@ -72,6 +79,7 @@ class StageTask:
     keeps_state: bool = False
     ends_input: bool = True
     seed: Seed | None = None
+    selected: Selected | None = None
 
     @property
     def stage(self) -> StagePlan:
@@ -106,9 +114,14 @@ class EntryTask:
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first."""
+    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first.
+
+    finals: where Spark has aggregated the records of each key, the aggregate and the `last` behind it. The rows are
+    then states of the one, and enter as values of the other.
+    """
 
     task: StageTask
+    finals: tuple[str, str] | None = None
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told():
@@ -124,8 +137,13 @@ class KeyedTask:
         with ExitStack() as stack:
             work = _Work(self.task, partition, stack)
             work.take_seed()
-            for batch, payloads in _gathered(self._of_stage(rows, work.rows)):
-                yield from work.run(batch, payloads)
+            of_stage = self._of_stage(rows, work.rows)
+            if self.finals is not None:
+                for row in of_stage:
+                    work.take_finals(row.batch(), *self.finals)
+            else:
+                for batch, payloads in _gathered(of_stage):
+                    yield from work.run(batch, payloads)
             yield from work.finish()
 
     def _of_stage(self, rows: Iterator[Row], others: RowBuffer) -> Iterator[Row]:
@@ -136,6 +154,51 @@ class KeyedTask:
                 yield row
             elif is_fact(row.edge):
                 others.pass_on(row)
+
+
+@dataclass(frozen=True)
+class UnpackTask:
+    """Makes columns for a DataFrame operator of the records for it, which were looked at when they were given."""
+
+    columns: tuple[Column, ...]
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with told():
+            columns = FrameColumns(self.columns)
+            for batch in batches:
+                for payload in batch.column("payload").to_pylist():
+                    yield from columns.table(decode_batch(payload).values).to_batches()
+
+
+@dataclass(frozen=True)
+class FrameTask:
+    """What is behind a DataFrame operator, over a share of the rows that it has made."""
+
+    task: StageTask
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        with told(), ExitStack() as stack:
+            work = _Work(self.task, context.partitionId(), stack)
+            for table in _tables(batches):
+                batch = Batch(records_of(table))
+                yield from work.run(batch, [encode_batch(batch)])
+            yield from work.finish()
+
+
+def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Consecutive rows that are run together, bounded in number and bytes: Spark hands them over in small parts."""
+    parts: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        parts.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _STEP_RECORDS or size >= _STEP_BYTES:
+            yield pa.Table.from_batches(parts)
+            parts, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(parts)
 
 
 def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
@@ -158,6 +221,20 @@ def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
         yield whole, payloads
 
 
+class _Fitting:
+    """In the place of a DataFrame operator, which the driver runs: refuses records that are none of its columns."""
+
+    def __init__(self, node: Transform) -> None:
+        self._node = node
+        self._columns = FrameColumns(node.columns)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Raises EncodingError for a record, PipelineError for a stream with event times."""
+        refuse_times(self._node, batch)
+        self._columns.table(batch.values)
+        return Batch(batch.values)
+
+
 class _Work:
     """One task at work. What it opens is closed by the stack, whatever happens."""
 
@@ -165,14 +242,16 @@ class _Work:
         graph = stack.enter_context(task.definition.opened(task.job))
         programs = Programs(graph.nodes)
         stack.callback(programs.close)
-        kernel = StageKernel(graph, task.stage, programs.runners)
-        sinks = [sink for sink in task.plan.sinks if sink.name in task.stage.sinks and sink.name not in task.handed]
+        fittings = {node.name: _Fitting(node) for node in graph.nodes if isinstance(node, Transform)}
+        kernel = StageKernel(graph, task.stage, {**programs.runners, **fittings})
+        own = task.stage.sinks if task.selected is None else ()
+        sinks = [sink for sink in task.plan.sinks if sink.name in own and sink.name not in task.handed]
         self._files = TaskFiles(task.job, sinks, task.index, partition)
         stack.callback(self._files.close)
         self.rows = RowBuffer(task.index, partition)
-        self._task, self._partition = task, partition
+        self._task, self._partition, self._graph = task, partition, graph
         self._counts = Counts(task.index, partition)
-        encoder = BulkEncoder(task.plan, task.stage, partition, task.handed)
+        encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected)
         self._stepper = BulkStepper(kernel, encoder, task.stage.on_error, (task.index, partition))
 
     def take_seed(self) -> None:
@@ -182,6 +261,19 @@ class _Work:
                 self._stepper.state[operator][key] = value
             for timer in seed.timers(stage, self._partition):
                 self._stepper.timers.add(timer)
+
+    def take_finals(self, batch: Batch, aggregate: str, last: str) -> None:
+        """Keys, with the number of their records and the states of the aggregate's parts."""
+        started = perf_counter()
+        node = self._graph.node(aggregate)
+        assert isinstance(node, Keyed)
+        assert isinstance(node.operator, Aggregate)
+        held = self._stepper.state[last]
+        for key, (records, states) in zip(batch.keys or (), batch.values, strict=True):
+            held[key] = node.operator.result(states)
+            self._stepper.timers.add(Timer(last, key, MAX_TIME))
+            self._counts.taken += records
+        self._counts.seconds += perf_counter() - started
 
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
         """Applies the records of these payloads."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Final
@@ -25,11 +25,20 @@ MASTER: Final = re.compile(
 _CONNECT_SECONDS: Final = 5.0
 _CONNECT_NEEDS: Final = ("grpc", "google.rpc", "zstandard")
 
-_SETTINGS: Final = {
+CARRYING: Final = {
     # A row is a batch of some thousand records: Spark's default of rows in one transfer is far too many.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
     "spark.sql.session.timeZone": "UTC",
 }
+"""Where Spark carries rows from one Python task to the next."""
+
+COMPUTING: Final = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Where it reads files itself: a file that cannot be read must not be passed over."""
 
 
 def check_master(master: str) -> str:
@@ -67,10 +76,10 @@ def default_partitions(session: SparkSession) -> int:
 
 
 @contextmanager
-def tuned(session: SparkSession) -> Iterator[None]:
+def tuned(session: SparkSession, settings: Mapping[str, str] = CARRYING) -> Iterator[None]:
     """The settings that a run needs; those of the session come back at the end."""
-    before = {name: session.conf.get(name, None) for name in _SETTINGS}
-    for name, value in _SETTINGS.items():
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
         session.conf.set(name, value)
     try:
         yield
@@ -83,7 +92,8 @@ def tuned(session: SparkSession) -> Iterator[None]:
                     session.conf.set(name, old)
 
 
-def _remote_session(remote: str) -> SparkSession:
+def check_remote(remote: str) -> None:
+    """Raises PipelineError for an address that cannot be one, EnvironmentFault when something is not installed."""
     parts = urlsplit(remote)
     if parts.scheme != "sc" or not parts.hostname:
         raise PipelineError(f"{_shown(remote)!r} is no Connect server", hint="give sc://host:15002")
@@ -92,6 +102,11 @@ def _remote_session(remote: str) -> SparkSession:
         raise EnvironmentFault(
             f"Spark Connect needs {', '.join(missing)}, which is not installed", hint="pip install 'celeriac[connect]'"
         )
+
+
+def _remote_session(remote: str) -> SparkSession:
+    check_remote(remote)
+    parts = urlsplit(remote)
     if not _answers(f"{parts.hostname}:{parts.port or 15002}"):
         raise EnvironmentFault(
             f"the Connect server {_shown(remote)} does not answer", hint="start it, or correct the address of --remote"

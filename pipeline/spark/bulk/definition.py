@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pipeline.api import Pipeline
 from pipeline.errors import PipelineError
-from pipeline.graph import Graph, Node, Sink, Source
+from pipeline.graph import Graph, Node, Sink, Source, Transform
 from pipeline.loader import load_graph
 from pipeline.plan import fingerprint
 
@@ -82,10 +82,17 @@ def define(subject: str | Path | Pipeline | Graph) -> tuple[Graph, Definition]:
     return graph, GraphDefinition(replace(graph, nodes=tuple(map(_without_ends, graph.nodes))))
 
 
+def _left_with_the_driver(_frame: Any) -> Any:
+    """A function of frames may hold a frame, or the session, and neither can be carried."""
+    raise AssertionError("tasks run no functions of frames")
+
+
 def _without_ends(node: Node) -> Node:
-    """Without what only the driver needs: what makes the input, and addresses with their secrets."""
+    """Without what only the driver needs: what makes the input, functions of frames, addresses with their secrets."""
     if isinstance(node, Source):
         return replace(node, spec=replace(node.spec, items=None, fn=None, secrets={}))
     if isinstance(node, Sink):
         return replace(node, spec=replace(node.spec, fn=None, secrets={}))
+    if isinstance(node, Transform):
+        return replace(node, fn=_left_with_the_driver)
     return node

@@ -39,7 +39,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.api import Pipeline
 from pipeline.errors import EnvironmentFault, PipelineError, RecordFailed
-from pipeline.graph import Graph
+from pipeline.graph import Graph, Source, Transform
 from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, compile_plan
 from pipeline.programs.checking import find_programs
 from pipeline.publishing import check_effects, check_targets, file_sinks
@@ -55,13 +55,17 @@ from pipeline.spark.bulk.connecting import default_partitions, open_session, tun
 from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
-from pipeline.spark.bulk.faults import translated, words_of
+from pipeline.spark.bulk.faults import TaskFault, translated, words_of
+from pipeline.spark.bulk.finals import Finals, finals_of
 from pipeline.spark.bulk.frames import Frames
+from pipeline.spark.bulk.here import FramesHere
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
-from pipeline.spark.bulk.portions import Portions, Range
+from pipeline.spark.bulk.output import Selected
+from pipeline.spark.bulk.portions import FilePortions, Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
 from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
+from pipeline.spark.bulk.twins import NoTwin
 
 _PIPELINE_LETTERS: Final = 64
 
@@ -82,6 +86,9 @@ class BulkOptions:
     leaves_followed: sources that are no files and no iterables are left out: they begin with a live job.
     results: a folder below which each file sink is published, in the place of its own; what streams and the console
         would get is written there as JSON Lines.
+    selected: only some keys of one stage are wanted, and no results: other stages are not run. portions: source -> what
+        is read of it, in the place of what is there.
+    native_bytes: files of less are not worth that Spark reads and aggregates them itself.
     note: told what a person may want to know. shield: entered while what was begun is cleared away.
     """
 
@@ -95,6 +102,9 @@ class BulkOptions:
     results: Path | None = None
     keeps_state: bool = False
     ends_input: bool = True
+    selected: Selected | None = None
+    portions: Mapping[str, Portions] = field(default_factory=dict)
+    native_bytes: int = 16 << 20
     note: Callable[[str], None] = _silent
     shield: Callable[[], AbstractContextManager[Any]] = nullcontext
     limits: Limits = field(default_factory=Limits)
@@ -105,6 +115,7 @@ class BulkResult:
     """What a run has done. `published`: of the file sinks. `given`: records that other sinks have taken.
 
     held: (stage, partition, record as a batch of one) of those that wait behind a dead letter of their key.
+    native: for each source nothing where Spark itself has read and aggregated it, or why Python did, as a sentence.
     """
 
     job: str
@@ -114,6 +125,7 @@ class BulkResult:
     given: Mapping[str, int]
     letters: tuple[Letter, ...]
     held: tuple[tuple[int, int, bytes], ...]
+    native: Mapping[str, str]
     seconds: float
 
 
@@ -152,6 +164,9 @@ class BulkRun:
         self._folders: dict[int, Path] = {}
         self._thread = SparkThread()
         self._refused: list[Letter] = []
+        self._natives: dict[int, Finals] = {}
+        self.native: dict[str, str] = {}
+        """As in the result; what is known so far."""
         self.job = options.job
         self.has_published = False
         """Whether `publish` was begun: records may be in tables, and folders there."""
@@ -174,16 +189,27 @@ class BulkRun:
         self.plan = self._compiled(max(1, self.options.partitions))
         self.job = self.job or _job_name(self.plan.pipeline)
         left = self._left_out()
-        self._check_sinks()
-        check_targets(self.plan)
-        check_effects(self.graph, self.plan)
+        if self.options.selected is None:
+            self._check_sinks()
+            check_targets(self.plan)
+            check_effects(self.graph, self.plan)
         find_programs(self.graph.nodes)
         self._scratch = self._make_scratch()
-        for sink in file_sinks(self.plan):
+        for sink in file_sinks(self.plan) if self.options.selected is None else ():
             self._stack.callback(discard, sink, self.job)
-        self._portions, doubts = open_sources(self.graph, self._scratch, self.plan.limits, self.options.ranges, left)
+        self._portions, doubts = open_sources(
+            self.graph, self._scratch, self.plan.limits, self.options.ranges, left, self.options.portions
+        )
         for doubt in doubts:
             self.options.note(f"warning: {doubt}")
+        for stage in self.plan.stages:
+            if self.plan.source(stage.name) is not None:
+                self._choose(stage)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether Spark itself is to compute a part of it. Known once it is prepared."""
+        return bool(self._natives)
 
     def open(self, opener: Callable[[], SparkSession] = open_session) -> SparkSession:
         """A session of this process, or what `opener` gives. Raises what that raises; takes some seconds."""
@@ -205,13 +231,35 @@ class BulkRun:
         self.facts = read_facts(list(self._folders.values()))
         self._check_letters()
 
+    def compute_here(self) -> None:
+        """As `compute`, in this process and thread: for few records, with `keeps_state` and a number of partitions."""
+        wanted = self._wanted()
+        tasks = {stage.index: self._task(stage) for stage in wanted}
+        frames = FramesHere(self.plan, tasks, self._portions, self._scratch)
+        try:
+            self._folders = {stage.index: frames.compute(stage) for stage in wanted}
+        except TaskFault as error:
+            raise translated(error) or error from error
+        self.facts = read_facts(list(self._folders.values()))
+        self._check_letters()
+
     def states(self) -> Iterator[tuple[int, str, Any, Any]]:
         """(stage, operator, key, state) of all keys, with `keeps_state`."""
         return read_state(list(self._folders.values()))
 
+    @property
+    def folders(self) -> dict[int, Path]:
+        """Stage -> where its rows are, while this run is open; of those that were not written, none."""
+        return dict(self._folders)
+
     def timers(self) -> Iterator[tuple[int, Timer]]:
         """(stage, timer) of those that are open, with `keeps_state`."""
         return read_timers(list(self._folders.values()))
+
+    def pins(self) -> dict[str, str]:
+        """Source -> the split that says which version of a table it reads; of sources that are tables."""
+        files = {name: each.source for name, each in self._portions.items() if isinstance(each, FilePortions)}
+        return {name: source.pin for name, source in files.items() if source.pin}
 
     def publish(self) -> BulkResult:
         """Gives records to sinks with effects, then has the folders of the file sinks appear.
@@ -235,34 +283,70 @@ class BulkRun:
             given,
             (*self.facts.letters, *self._refused),
             tuple(self.facts.held),
+            self.native,
             time.monotonic() - self._started,
         )
 
     def _compute(self, session: SparkSession, on_stage: Callable[[StagePlan], None] | None) -> None:
         if not self.options.partitions:
             self.plan = self._compiled(default_partitions(session))
-        tasks = {stage.index: self._task(stage) for stage in self.plan.stages}
-        frames = Frames(session, self.plan, tasks, self._portions, self._scratch)
+        wanted = self._wanted()
+        tasks = {stage.index: self._task(stage) for stage in wanted}
+        transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
+        frames = Frames(session, self.plan, tasks, self._portions, self._scratch, transforms, self._natives)
         with tuned(session):
-            for stage in self.plan.stages:
+            for stage in wanted:
+                if stage.index in self._natives:
+                    self._compute_natively(stage, frames)
                 folder = frames.compute(stage)
                 if folder is not None:
                     self._folders[stage.index] = folder
                     if on_stage is not None:
                         on_stage(stage)
 
+    def _wanted(self) -> tuple[StagePlan, ...]:
+        """The stages that are run, upstream first."""
+        selected = self.options.selected
+        return self.plan.stages if selected is None else tuple(reversed(self.plan.up_to(selected.stage)))
+
+    def _compute_natively(self, stage: StagePlan, frames: Frames) -> None:
+        doubts = frames.compute_natively(stage)
+        if doubts:
+            why = f"Spark may compute {doubts:,} of its records otherwise than Python"
+            self.native[stage.name] = why
+            self.options.note(f"source {stage.name} is read again, by Python: {why}")
+
+    def _choose(self, stage: StagePlan) -> None:
+        """Finds out whether Spark can compute an entry stage itself, or why it cannot."""
+        portions = self._portions[stage.name]
+        options = self.options
+        try:
+            if not isinstance(portions, FilePortions):
+                raise NoTwin("it is no source of files")
+            if options.keeps_state or options.seed is not None or options.ranges:
+                raise NoTwin("the run begins or ends with the state of a live job")
+            if portions.source.size < options.native_bytes:
+                raise NoTwin(f"it has less than {options.native_bytes:,} bytes")
+            self._natives[stage.index] = finals_of(self.graph, self.plan, stage, portions.source)
+            self.native[stage.name] = ""
+        except NoTwin as why:
+            self.native[stage.name] = str(why)
+
     def _compiled(self, partitions: int) -> Plan:
-        plan = compile_plan(self.graph, partitions, self.options.limits)
+        plan = compile_plan(self.graph, partitions, self.options.limits, cuts_frames=True)
         folder = self.options.results
         return plan if folder is None else structs.replace(plan, sinks=tuple(_redirected(plan.sinks, folder)))
 
     def _left_out(self) -> frozenset[str]:
         """Sources that are not read. Raises PipelineError when there is no other, or one that cannot be read."""
+        if self.options.selected is not None:
+            wanted = {stage.name for stage in self._wanted()}
+            return frozenset(stage.name for stage in self.plan.stages if not stage.keyed and stage.name not in wanted)
         if not self.options.leaves_followed:
             check_sources(self.graph)
             return frozenset()
         followed = followed_sources(self.graph)
-        sources = frozenset(stage.name for stage in self.plan.stages if not stage.keyed)
+        sources = frozenset(node.name for node in self.graph.nodes if isinstance(node, Source))
         if followed == sources:
             raise PipelineError(
                 f"there is no history to read: {', '.join(sorted(sources))} can be read live only",
@@ -283,10 +367,13 @@ class BulkRun:
             self.options.keeps_state,
             self.options.ends_input,
             self.options.seed,
+            self.options.selected,
         )
 
     def _is_handed(self, sink: SinkPlan) -> bool:
         """Whether the records of the sink come to this process."""
+        if self.options.selected is not None:
+            return False
         return sink.format not in FILE_FORMATS or sink.name in self.options.takers
 
     def _check_sinks(self) -> None:

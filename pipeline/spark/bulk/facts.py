@@ -30,6 +30,13 @@ class SplitCount(msgspec.Struct, frozen=True):
     records: int
 
 
+class NativeFact(msgspec.Struct):
+    """What a task tells of rows that Spark computed: how many heads of files it met, and how many rows in doubt."""
+
+    headers: int = 0
+    doubts: int = 0
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
 
 

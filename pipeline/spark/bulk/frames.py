@@ -1,7 +1,8 @@
 """The stages of a plan as DataFrames. No RDDs and no SparkContext: one path for local, cluster and Connect.
 
-A stage whose rows go to one other stage only stays lazy and is computed by that one. Any other is written once, to a
-folder for each edge, and read from there.
+A stage whose rows go to one keyed stage only stays lazy and is computed by that one. Any other is written once, to a
+folder for each edge, and read from there. What a DataFrame operator makes is written, too: so its rows have an order
+that stays, whatever it has done, and tasks that are run again see the same.
 """
 
 from __future__ import annotations
@@ -11,24 +12,43 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import NullType
 
+from pipeline.errors import FrameError
+from pipeline.graph import Transform
+from pipeline.kernel.faults import is_of_user_code
 from pipeline.plan import Plan, StagePlan
-from pipeline.spark.bulk.carrier import EntryTask, KeyedTask, StageTask
-from pipeline.spark.bulk.portions import Portions
+from pipeline.sources.splits import check_unchanged
+from pipeline.spark.bulk.carrier import EntryTask, FrameTask, KeyedTask, StageTask, UnpackTask
+from pipeline.spark.bulk.connecting import COMPUTING, tuned
+from pipeline.spark.bulk.faults import translated
+from pipeline.spark.bulk.finals import FinalRows, Finals, frame_of
+from pipeline.spark.bulk.portions import FilePortions, Portions
+from pipeline.spark.bulk.reading import read_native
 from pipeline.spark.bulk.rows import DDL, DDL_OF_EDGE, IDENTITY, START
+from pipeline.spark.frames import applied, spark_schema, words_of_any
 
 
 @dataclass(frozen=True)
 class Frames:
-    """`tasks`: by index of the stage. `portions`: by name of the source. `folder` is seen by all of Spark."""
+    """`tasks`: by index of the stage. `portions`: by name of the source. `folder` is seen by all of Spark.
+
+    transforms: the DataFrame operators, by the name of the stage that each begins. natives: what Spark computes itself,
+    by index of the entry stage.
+    """
 
     session: SparkSession
     plan: Plan
     tasks: Mapping[int, StageTask]
     portions: Mapping[str, Portions]
     folder: Path
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
+    natives: Mapping[int, Finals] = field(default_factory=dict)
+    _native: dict[int, Path] = field(default_factory=dict)
     _lazy: dict[int, DataFrame] = field(default_factory=dict)
 
     def compute(self, stage: StagePlan) -> Path | None:
@@ -36,17 +56,43 @@ class Frames:
 
         Stages must be asked for in the order of the plan. Blocks until Spark is done; raises what Spark raises.
         """
-        frame = self._keyed(stage) if stage.keyed else self._entry(stage)
+        if stage.index in self._native:
+            return self._native[stage.index]
+        if stage.name in self.transforms:
+            frame = self._transformed(stage, self.transforms[stage.name])
+        else:
+            frame = self._keyed(stage) if stage.keyed else self._entry(stage)
         task = self.tasks[stage.index]
-        if len(stage.exchanges) == 1 and task.handed.isdisjoint(stage.sinks) and not task.keeps_state:
+        goes_on = len(stage.exchanges) == 1 and stage.exchanges.keys().isdisjoint(self.transforms)
+        if goes_on and task.handed.isdisjoint(stage.sinks) and not task.keeps_state:
             self._lazy[stage.index] = frame
             return None
         path = self._path(stage)
         frame.sortWithinPartitions("edge", *IDENTITY).write.partitionBy("edge").parquet(str(path))
         return path
 
+    def compute_natively(self, stage: StagePlan) -> int:
+        """Runs an entry stage of `natives` without Python. How many of its rows are in doubt: with any the stage must
+        be computed. Raises InputError where a file has changed, and what Spark raises.
+        """
+        finals, portions = self.natives[stage.index], self.portions[stage.name]
+        assert isinstance(portions, FilePortions)
+        path = self.folder / f"native-{stage.index:03d}"
+        tasks = str(self.plan.stage(finals.keyed).serving)
+        with tuned(self.session, {**COMPUTING, "spark.sql.shuffle.partitions": tasks}):
+            frame, headers = frame_of(self.session, finals, portions.source)
+            rows = frame.mapInArrow(FinalRows.of(finals, self.plan).run, DDL)
+            rows.write.partitionBy("edge").parquet(str(path))
+        for split in portions.source.splits:
+            check_unchanged(split)
+        fact = read_native([path])
+        doubts = fact.doubts + abs(fact.headers - headers)
+        if not doubts:
+            self._native[stage.index] = path
+        return doubts
+
     def _path(self, stage: StagePlan) -> Path:
-        return self.folder / f"stage-{stage.index:03d}"
+        return self._native.get(stage.index) or self.folder / f"stage-{stage.index:03d}"
 
     def _entry(self, stage: StagePlan) -> DataFrame:
         portions = self.portions[stage.name]
@@ -59,7 +105,33 @@ class Frames:
         frames = [self._start_rows(stage), *(frame for frame in upstream if frame is not None)]
         rows = reduce(DataFrame.unionByName, frames)
         placed = rows.repartitionById(stage.serving, "pid").sortWithinPartitions(*IDENTITY)
-        return placed.mapInArrow(KeyedTask(self.tasks[stage.index]).run, DDL)
+        finals = next((self.natives[index].operators for index in stage.upstream if index in self._native), None)
+        return placed.mapInArrow(KeyedTask(self.tasks[stage.index], finals).run, DDL)
+
+    def _transformed(self, stage: StagePlan, node: Transform) -> DataFrame:
+        """Applies the operator to all records that reach it, once. Raises FrameError when that fails."""
+        upstream = (self._into(self.plan.stage(index), stage) for index in stage.upstream)
+        frames = [frame for frame in upstream if frame is not None]
+        schema, path = spark_schema(node.columns), str(self.folder / f"frame-{stage.index:03d}")
+        given = self.session.createDataFrame([], schema)
+        if frames:
+            given = (
+                reduce(DataFrame.unionByName, frames).select("payload").mapInArrow(UnpackTask(node.columns).run, schema)
+            )
+        try:
+            made = _with_types(applied(node, given))
+            made.write.parquet(path)
+        except BaseException as error:
+            if not is_of_user_code(error):
+                raise
+            is_of_spark = isinstance(error, PySparkException | Py4JError)
+            told = translated(error) if is_of_spark and isinstance(error, Exception) else None
+            raise told or FrameError(
+                f"the operator {node.name!r} failed: {error if isinstance(error, FrameError) else words_of_any(error)}",
+                hint="in bulk it is called once, for all records: correct it, or filter out what it cannot take",
+            ) from error
+        rows = self.session.read.schema(made.schema).parquet(path)
+        return rows.mapInArrow(FrameTask(self.tasks[stage.index]).run, DDL)
 
     def _into(self, source: StagePlan, stage: StagePlan) -> DataFrame | None:
         """The rows of a stage for another one; None where it has given none."""
@@ -82,3 +154,10 @@ class Frames:
             F.lit(0).cast("int").alias("records"),
             F.lit(b"").cast("binary").alias("payload"),
         )
+
+
+def _with_types(frame: DataFrame) -> DataFrame:
+    """A column of nothing but nulls has no type, and Parquet none for it."""
+    nothing = [field.name for field in frame.schema if isinstance(field.dataType, NullType)]
+    quoted = {name: "`" + name.replace("`", "``") + "`" for name in nothing}
+    return frame.withColumns({name: F.col(quoted[name]).cast("string") for name in nothing}) if nothing else frame

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Any, Final
 
 from pipeline.books import FORGOTTEN
-from pipeline.codec import encode_value, state_field
+from pipeline.codec import encode_state_fields, encode_values
 from pipeline.errors import SavepointError
-from pipeline.keying import group_of
-from pipeline.plan import STREAM_FORMATS, Plan, compile_plan, stream_name, stream_names
+from pipeline.keying import group_of, groups_of
+from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, compile_plan, stream_name, stream_names
 from pipeline.reading.keytext import key_text
 from pipeline.savepoints.manifest import FORMAT, STATE, TABLES, Manifest, PartFile
 from pipeline.savepoints.places import Draft, Place
@@ -59,16 +59,22 @@ def handed_over(run: BulkRun, place: Place, name: str) -> Iterator[Manifest]:
 
 
 def positions(run: BulkRun) -> dict[str, dict[str, int]]:
-    """Source -> split -> the number of its last record that was wanted and read; splits without one are left out."""
-    return {
+    """Source -> split -> the number of its last record that was wanted and read; splits without one are left out.
+
+    Of a table also, with 0, the split that says which version was read.
+    """
+    found = {
         source: {split: last for split, last in splits.items() if last} for source, splits in run.facts.splits.items()
     }
+    for source, pin in run.pins().items():
+        found.setdefault(source, {})[pin] = 0
+    return found
 
 
 class _Handover:
     def __init__(self, run: BulkRun) -> None:
         self._run = run
-        # Its sinks are those of the pipeline, whatever the run has put in their place.
+        # Its sinks are those of the pipeline, whatever the run has put in their place, and so are its stages.
         self._plan = compile_plan(run.graph, run.plan.stages[0].partitions, run.plan.limits)
         self._keys: Counter[str] = Counter()
         self._made_at_ms = int(time.time() * 1000)
@@ -111,30 +117,39 @@ class _Handover:
                     yield from ((hash_, field.encode(), str(value).encode()) for field, value in fields.items())
             case "timers":
                 for stage, timer in self._run.timers():
-                    name = self._plan.stage(stage).name
+                    name = self._run.plan.stage(stage).name
                     yield name, timer.operator, group_of(timer.key), key_text(timer.key), timer.due
             case "letters":
                 for number, letter in enumerate(self._run.facts.letters):
                     id_ = f"{self._made_at_ms}-{number}"
                     # A task of a source has the number of its portion, and there may be more of these.
-                    at = letter.partition % self._plan.stage(letter.stage).partitions
-                    yield from ((id_, field, value) for field, value in _letter_fields(letter, at).items())
+                    live = self._live_stage(letter.stage)
+                    found = _letter_fields(letter, live.index, letter.partition % live.partitions)
+                    yield from ((id_, field, value) for field, value in found.items())
 
     def _state_pages(self) -> Iterator[tuple[Sequence[Any], ...]]:
         """The columns of the table, a page at a time."""
         states = self._run.states()
         while page := list(islice(states, _PAGE)):
-            fields = ((state_field(operator, key), encode_value(state)) for _, operator, key, state in page)
-            operators, texts, values, packed = state_columns(fields)
+            fields = encode_state_fields([row[1] for row in page], [row[2] for row in page])
+            operators, texts, values, packed = state_columns(fields, encode_values([row[3] for row in page]))
             self._keys.update(operators)
-            stages = [self._plan.stage(stage).name for stage, *_ in page]
-            yield stages, operators, [group_of(key) for _, _, key, _ in page], texts, values, packed
+            stages = [self._run.plan.stage(stage).name for stage, *_ in page]
+            yield stages, operators, groups_of([row[2] for row in page]), texts, values, packed
+
+    def _live_stage(self, index: int) -> StagePlan:
+        """The stage of a live job that a stage of the run belongs to: in bulk DataFrame operators begin one each."""
+        stage = self._run.plan.stage(index)
+        names = {live.name: live for live in self._plan.stages}
+        while stage.name not in names:
+            stage = self._run.plan.stage(stage.upstream[0])
+        return names[stage.name]
 
     def _outputs(self) -> dict[str, int]:
         """Stream -> how many results it would have had by now."""
         found = dict.fromkeys(stream_names(self._plan), 0)
         sunk = Counter[str]()
-        for stage in self._plan.stages:
+        for stage in self._run.plan.stages:
             sunk.update(self._run.facts.of_stage(stage.index).sunk)
         for sink in self._plan.sinks:
             if sink.format in STREAM_FORMATS:
@@ -170,10 +185,10 @@ def facts_of(
     return found
 
 
-def _letter_fields(letter: Letter, partition: int) -> dict[bytes, bytes]:
+def _letter_fields(letter: Letter, stage: int, partition: int) -> dict[bytes, bytes]:
     """As a worker writes them."""
     fields = {
-        "stage": str(letter.stage),
+        "stage": str(stage),
         "partition": str(partition),
         "operator": letter.operator,
         "error": letter.error,

@@ -11,7 +11,9 @@ from pipeline.codec import encode_value, encode_values
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
 from pipeline.kernel.stage import State
+from pipeline.keying import check_keys
 from pipeline.plan import Plan, SinkPlan, StagePlan
+from pipeline.records import Batch
 from pipeline.routing import Router, payloads
 from pipeline.settings import Limits
 from pipeline.sinks.places import FILE_FORMATS
@@ -33,27 +35,57 @@ class Encoded:
     filtered: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Some keys of one keyed stage: only that and what is in front of it is run, and nothing is given to sinks.
+
+    Records of other keys never reach the stage.
+    """
+
+    stage: int
+    keys: frozenset[Any]
+
+    def of(self, batch: Batch) -> Batch:
+        """Its records of these keys. Raises EncodingError for what cannot be a key."""
+        keys = batch.keys or []
+        check_keys(keys)
+        places = [place for place, key in enumerate(keys) if key in self.keys]
+        return batch if len(places) == len(batch) else batch.at(places)
+
+
 class BulkEncoder:
     """Encodes the steps of one task. Sinks of `handed` are given to the driver, whatever their format."""
 
-    def __init__(self, plan: Plan, stage: StagePlan, partition: int, handed: Collection[str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stage: StagePlan,
+        partition: int,
+        handed: Collection[str],
+        selected: Selected | None = None,
+    ) -> None:
         self._limits = plan.limits
         self._partition = partition
-        self._routers = {edge: Router(plan.stage(to).serving) for edge, to in stage.exchanges.items()}
-        self._sinks = {sink.name: sink for sink in plan.sinks if sink.name in stage.sinks}
-        self._handed = frozenset(handed)
+        wanted = None if selected is None else {each.index for each in plan.up_to(selected.stage)}
+        into = {edge: plan.stage(to) for edge, to in stage.exchanges.items() if wanted is None or to in wanted}
+        self._routers = {edge: Router(to.serving) for edge, to in into.items() if to.keyed}
+        self._sinks = {sink.name: sink for sink in plan.sinks if sink.name in stage.sinks and selected is None}
+        self._here = frozenset(handed).union(edge for edge, to in into.items() if not to.keyed)
+        self._filters = {} if selected is None else {plan.stage(selected.stage).name: selected}
 
     def encode(self, step: Step, state: State) -> Encoded:
         """Raises EncodingError for what cannot be stored: an output, a line of a file, or the state of a key."""
         found = Encoded(filtered=step.filtered)
         for edge, batch in step.outputs.items():
             found.emitted += len(batch)
+            if edge in self._filters:
+                batch = self._filters[edge].of(batch)
             if edge in self._routers:
                 for number, part in self._routers[edge].split(batch).items():
                     found.rows += [(edge, number, *entry) for entry in payloads(part, self._limits)]
-            elif edge in self._handed:
+            elif edge in self._here:
                 found.rows += [(edge, self._partition, *entry) for entry in payloads(batch, self._limits)]
-            else:
+            elif edge in self._sinks:
                 found.lines[edge] = (encode_rows(self._sinks[edge], batch), len(batch))
             if edge in self._sinks:
                 found.sunk[edge] = len(batch)

@@ -117,6 +117,9 @@ class CollectingLane:
     def lane(self, split: str) -> CollectingLane:
         return self
 
+    def splits(self, beginning: str = "") -> list[str]:
+        return [name for name in (self._split,) if name.startswith(beginning)]
+
     def complete(self, splits: int) -> None:
         """Nobody waits for it."""
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from pipeline.codec import decode_batch
 from pipeline.records import Timer
 from pipeline.sinks.staging import StagedFacts
-from pipeline.spark.bulk.facts import Counts, SplitCount, decode_fact
+from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, decode_fact
 from pipeline.spark.bulk.letters import Letter
-from pipeline.spark.bulk.rows import COUNTS, FILE, HELD, LETTER, SCHEMA, SPLIT, STATE, TIMERS, Row
+from pipeline.spark.bulk.rows import COUNTS, FILE, HELD, LETTER, NATIVE, SCHEMA, SPLIT, STATE, TIMERS, Row
 
 
 @dataclass(slots=True)
@@ -38,16 +38,32 @@ class Facts:
         return total
 
 
-def read_edge(folders: Iterable[Path], edge: str) -> Iterator[Row]:
-    """The rows of an edge, by task and then in the order in which the task gave them. Memory is bounded."""
+def read_edge(folders: Iterable[Path], edge: str, partition: int | None = None) -> Iterator[Row]:
+    """The rows of an edge, by task and then in the order in which the task gave them. Memory is bounded.
+
+    `partition`: those that the task of that number has made.
+    """
     columns = SCHEMA.names[1:]
     for folder in folders:
         # Spark names files by the number of the task, which is that of the partition.
         for path in sorted((folder / f"edge={edge}").glob("part-*.parquet")):
             with pq.ParquetFile(path) as file:
+                if partition is not None and not _may_hold(file, partition):
+                    continue
                 for batch in file.iter_batches(batch_size=64, columns=columns):
                     lists = [batch.column(name).to_pylist() for name in columns]
-                    yield from (Row(edge, *values) for values in zip(*lists, strict=True))
+                    rows = (Row(edge, *values) for values in zip(*lists, strict=True))
+                    yield from (row for row in rows if partition is None or row.partition == partition)
+
+
+def _may_hold(file: pq.ParquetFile, partition: int) -> bool:
+    """By what the file says of its column: all rows of a task are in files of their own."""
+    column = SCHEMA.names.index("partition") - 1
+    for number in range(file.metadata.num_row_groups):
+        known = file.metadata.row_group(number).column(column).statistics
+        if known is None or not known.has_min_max or known.min <= partition <= known.max:
+            return True
+    return False
 
 
 def read_facts(folders: list[Path]) -> Facts:
@@ -66,17 +82,23 @@ def read_facts(folders: list[Path]) -> Facts:
     return facts
 
 
-def read_state(folders: list[Path]) -> Iterator[tuple[int, str, object, object]]:
-    """(stage, operator, key, state) of all keys, where the run keeps state."""
-    for row in read_edge(folders, STATE):
+def read_native(folders: list[Path]) -> NativeFact:
+    """What all tasks have told of rows that Spark computed."""
+    told = [decode_fact(row.payload, NativeFact) for row in read_edge(folders, NATIVE)]
+    return NativeFact(sum(fact.headers for fact in told), sum(fact.doubts for fact in told))
+
+
+def read_state(folders: list[Path], partition: int | None = None) -> Iterator[tuple[int, str, object, object]]:
+    """(stage, operator, key, state) of all keys, or of those of a partition, where the run keeps state."""
+    for row in read_edge(folders, STATE, partition):
         batch = decode_batch(row.payload)
         for key, state in zip(batch.keys or (), batch.values, strict=True):
             yield row.stage, row.name, key, state
 
 
-def read_timers(folders: list[Path]) -> Iterator[tuple[int, Timer]]:
-    """(stage, timer) of those that are open, where the run keeps state."""
-    for row in read_edge(folders, TIMERS):
+def read_timers(folders: list[Path], partition: int | None = None) -> Iterator[tuple[int, Timer]]:
+    """(stage, timer) of those that are open, all or those of a partition, where the run keeps state."""
+    for row in read_edge(folders, TIMERS, partition):
         batch = decode_batch(row.payload)
         for key, due in zip(batch.keys or (), batch.values, strict=True):
             yield row.stage, Timer(row.name, key, due)

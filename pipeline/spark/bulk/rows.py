@@ -7,7 +7,7 @@ underscore then, which no operator's name does). Spark sees bytes only; it route
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ HELD: Final = "_held"
 COUNTS: Final = "_counts"
 FILE: Final = "_file"
 SPLIT: Final = "_split"
+NATIVE: Final = "_native"
 STATE: Final = "_state"
 """`name` is the operator; the payload is a batch of keys and their state."""
 TIMERS: Final = "_timers"
@@ -105,8 +106,13 @@ class RowBuffer:
     def rest(self) -> Iterator[pa.RecordBatch]:
         rows, self._rows, self._bytes = self._rows, [], 0
         if rows:
-            columns = zip(zip(*rows, strict=True), SCHEMA, strict=True)
-            yield pa.RecordBatch.from_arrays([pa.array(column, kind.type) for column, kind in columns], schema=SCHEMA)
+            yield batch_of(rows)
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    """A record batch of some rows, one at least."""
+    columns = zip(zip(*rows, strict=True), SCHEMA, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(column, kind.type) for column, kind in columns], schema=SCHEMA)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:

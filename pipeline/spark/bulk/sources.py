@@ -21,6 +21,7 @@ from pipeline.sources.feed import SplitWriter
 from pipeline.sources.generated import GENERATOR_SPLIT, Generated
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import ITERABLE_SPLIT, ItemChunk, groups
+from pipeline.sources.versions import at_version
 from pipeline.spark.bulk.portions import CollectingLane, FilePortions, Piece, Portions, Range, StagedPortions
 
 _SCHEMA: Final = pa.schema([("split", pa.string()), ("payload", pa.binary()), ("numbers", pa.int64())])
@@ -55,10 +56,11 @@ def open_sources(
     limits: Limits,
     ranges: Mapping[str, Mapping[str, Range]],
     left_out: frozenset[str] = frozenset(),
+    given: Mapping[str, Portions] | None = None,
 ) -> tuple[dict[str, Portions], list[str]]:
     """Source -> its portions, and what looks doubtful in them. `ranges`: source -> split -> the records wanted.
 
-    Those that are `left_out` have none.
+    Those that are `left_out` have none; those that are `given` are as they are.
 
     Runs the functions of iterable and generator sources, in this thread, once. Raises InputError, PipelineError,
     SinkError when the folder cannot be written.
@@ -69,10 +71,12 @@ def open_sources(
         wanted = ranges.get(node.name, {})
         if node.name in left_out:
             found[node.name] = StagedPortions(())
+        elif given and node.name in given:
+            found[node.name] = given[node.name]
         elif node.spec.items is not None or node.spec.format == "generator":
             found[node.name] = _staged(node, folder, limits, wanted)
         else:
-            files = open_files(node.spec)
+            files = open_files(at_version(node.spec, wanted))
             if files.doubt():
                 doubts.append(f"{node.spec.path}: {files.doubt()}")
             found[node.name] = FilePortions.of(files, wanted)

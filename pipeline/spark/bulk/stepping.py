@@ -72,7 +72,7 @@ class BulkStepper:
         """
         outcome = Outcome()
         places = self._runnable(batch, outcome)
-        good = batch if places is None else _picked(batch, places)
+        good = batch if places is None else batch.at(places)
         if not good.values:
             return outcome
         before = self._note(good.keys)
@@ -82,7 +82,7 @@ class BulkStepper:
         except (OperatorError, EncodingError):
             self._restore(before)
         fresh = again()
-        self._run_each(fresh if places is None else _picked(fresh, places), outcome)
+        self._run_each(fresh if places is None else fresh.at(places), outcome)
         return outcome
 
     def fire(self, most: int) -> Outcome:
@@ -226,13 +226,3 @@ def state_rows(state: dict[Any, Any], most: int = 2000) -> Iterator[Batch]:
     for at in range(0, len(keys), most):
         part = keys[at : at + most]
         yield Batch([state[key] for key in part], part)
-
-
-def _picked(batch: Batch, places: Sequence[int]) -> Batch:
-    """The records at these places, without faults."""
-    return Batch(
-        [batch.values[i] for i in places],
-        None if batch.keys is None else [batch.keys[i] for i in places],
-        None if batch.times is None else [batch.times[i] for i in places],
-        None if batch.ids is None else [batch.ids[i] for i in places],
-    )

@@ -1,0 +1,57 @@
+"""What a pipeline needs of the machine that runs its stages, told before anything starts. Starts nothing itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from pipeline.embedded.java import ensure_java
+from pipeline.errors import EnvironmentFault, PipelineError
+from pipeline.graph import Node, Transform
+from pipeline.programs.checking import find_programs
+
+REMOTE_VARIABLE: Final = "CELERIAC_SPARK_REMOTE"
+"""The Connect server whose Spark runs the DataFrame operators of workers; without one each has a JVM of its own."""
+
+_SPARK: Final = ("pyspark", "pyarrow", "pandas")
+
+IN_A_STREAM: Final = "a streaming query, whose tasks hold no session,"
+IN_A_BURST: Final = "a burst, whose tasks hold no session,"
+OF_KEYS: Final = "a backfill of keys, which computes their last records without Spark,"
+"""Who has no DataFrames, and why; see `refuse_frames`."""
+
+
+def find_needs(nodes: Iterable[Node], environment: Mapping[str, str] = os.environ) -> None:
+    """Raises EnvironmentFault, naming the operator, for a program, an extra, or a Java that is not on this machine."""
+    nodes = list(nodes)
+    find_programs(nodes)
+    frames = next((node for node in nodes if isinstance(node, Transform)), None)
+    if frames is None:
+        return
+    missing = [name for name in _SPARK if find_spec(name) is None]
+    if missing:
+        raise EnvironmentFault(
+            f"operator {frames.name!r} needs Spark, and {', '.join(missing)} is not installed",
+            hint="pip install 'celeriac[spark]'",
+        )
+    if environment.get(REMOTE_VARIABLE):
+        from pipeline.spark.bulk.connecting import check_remote
+
+        check_remote(environment[REMOTE_VARIABLE])
+        return
+    try:
+        ensure_java(environment=environment)
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"operator {frames.name!r}: {fault}", fault.hint) from fault
+
+
+def refuse_frames(nodes: Iterable[Node], where: str) -> None:
+    """Raises PipelineError for a DataFrame operator. `where`: who cannot run it, and why."""
+    for node in nodes:
+        if isinstance(node, Transform):
+            raise PipelineError(
+                f"operator {node.name!r} works on DataFrames, and {where} cannot run it",
+                hint="docs/dataframes.md says where it runs: on workers, and in bulk",
+            )

@@ -1,0 +1,116 @@
+"""Filling a job from a savepoint: in transactions that only its own restore can make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bench import Bench, a_plan
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ForeignData, JobStateError, StoreFull
+from pipeline.lifecycle import JobState
+from pipeline.store import keys
+from pipeline.store.ahead import packed
+from pipeline.store.connection import connect
+from pipeline.store.restores import RestoreStore
+
+STATE = keys.state("k", 0, 3)
+
+
+def fields(count: int, size: int = 1) -> tuple[list[bytes], list[bytes]]:
+    return [b"f%d" % number for number in range(count)], [b"v" * size] * count
+
+
+@given(st.lists(st.binary(max_size=40) | st.integers(1000, 1100).map(bytes), min_size=1, max_size=20))
+def test_a_packed_command_is_what_the_client_library_sends(words: list[bytes]) -> None:
+    connection = connect("redis://nowhere:1").connection_pool.make_connection()
+
+    command = [b"HSET", *words]
+    assert packed(command) == b"".join(connection.pack_command(*command))
+
+
+@pytest.mark.parametrize("size", [1, 700, 300_000])
+def test_all_that_is_put_is_there_when_it_is_flushed(bench: Bench, size: int) -> None:
+    names, values = fields(9_000 if size == 1 else 20, size)
+    timers = [(number, b"t%d" % number) for number in range(3_000)]
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        store.put_fields(STATE, names, values)
+        for due, member in timers:
+            store.put("ZADD", keys.timers("k", 0, "op", 3), (due, member))
+        store.put("HSET", keys.senders("k"), ("next", 7))
+        store.put("XADD", keys.inbox("k", 0, 0), ["1-0", 2, "h", b"header"])
+        store.flush()
+
+        assert bench.client.hgetall(STATE) == dict(zip(names, values, strict=True))
+        assert bench.client.zrange(keys.timers("k", 0, "op", 3), 0, -1) == [member for _, member in timers]
+        assert bench.client.hgetall(keys.senders("k")) == {b"next": b"7"}
+        assert bench.client.xrange(keys.inbox("k", 0, 0)) == [(b"1-0", {b"h": b"header"})]
+        store.finish(JobState.RUNNING, {})
+    assert bench.jobs.read("k").restoring == ""
+
+
+def change(bench: Bench) -> None:
+    bench.client.hset(keys.job("k"), "reason", "seen")
+
+
+def take(bench: Bench) -> None:
+    bench.client.hset(keys.job("k"), "restoring", "another s")
+
+
+def remove(bench: Bench) -> None:
+    bench.client.delete(keys.job("k"))
+
+
+def test_a_job_that_is_changed_meanwhile_is_filled_all_the_same(bench: Bench) -> None:
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        for number in range(3):
+            store.put("HSET", STATE, (b"f%d" % number, b"v"))
+            store.flush()
+            change(bench)
+        store.put("HSET", STATE, (b"last", b"v"))
+        store.flush()
+
+    assert set(bench.client.hgetall(STATE)) == {b"f0", b"f1", b"f2", b"last"}
+
+
+@pytest.mark.parametrize("away", [take, remove])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_job_that_is_another_ones_by_then_gets_nothing_more(bench: Bench, away: Any, seen: bool) -> None:
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        if seen:
+            store.put("HSET", STATE, (b"before", b"v"))
+            store.flush()
+        away(bench)
+        store.put("HSET", STATE, (b"behind", b"v"))
+        with pytest.raises(JobStateError, match="was removed, or restored by another process"):
+            store.flush()
+
+    assert set(bench.client.hgetall(STATE)) == ({b"before"} if seen else set())
+
+
+def test_a_key_that_holds_something_else_is_told(bench: Bench) -> None:
+    bench.client.set(STATE, "a stranger's")
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        store.put_fields(STATE, *fields(10))
+        with pytest.raises(ForeignData):
+            store.flush()
+
+
+def test_a_full_redis_is_told_and_takes_nothing(bench: Bench) -> None:
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        store.put_fields(STATE, *fields(10))
+        bench.client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(StoreFull):
+                store.flush()
+        finally:
+            bench.client.config_set("maxmemory", 0)
+
+    assert bench.client.exists(STATE) == 0
