@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any, Final
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts, source
 from verification.clock import COMMAND_MS, START_MS, TimedScripts, answer_of_time, timed
+from verification.packed import words_of
 
 
 class Variant(StrEnum):
@@ -268,21 +269,6 @@ def _watched(connection_class: Any, life: Life) -> Any:
                 raise
 
     return Watched
-
-
-def words_of(packed: bytes) -> Iterator[list[bytes]]:
-    """The words of each command, as they go to Redis."""
-    at = 0
-    while at < len(packed):
-        count, _, _ = packed[at + 1 : at + 20].partition(b"\r\n")
-        at += 3 + len(count)
-        words = []
-        for _ in range(int(count)):
-            size, _, _ = packed[at + 1 : at + 20].partition(b"\r\n")
-            start = at + 3 + len(size)
-            at = start + int(size) + 2
-            words.append(packed[start : at - 2])
-        yield words
 
 
 def _name(args: tuple[Any, ...]) -> str:

@@ -162,6 +162,20 @@ def test_any_lua_is_answered_alike(real: Any, text: str) -> None:
     assert read_keyspace(real).frozen() == server.keyspace.frozen()
 
 
+def test_a_transaction_does_nothing_when_a_key_that_it_watches_was_changed(real: Any) -> None:
+    real.flushall()
+    server = Server()
+    transaction = [["MULTI"], ["HSET", "h", "f", "2"], ["HLEN", "h"], ["EXEC"]]
+
+    for changes in ([], [["HSET", "watched", "f", "1"]], [["HSET", "other", "f", "1"]], [["DEL", "watched"]]):
+        for command in [["HSET", "watched", "f", "0"], ["WATCH", "watched"], *changes, *transaction]:
+            assert comparable(command[0], server.answer(command)) == comparable(command[0], answer(real, command))
+    for command in [["WATCH", "watched"], ["UNWATCH"], ["DEL", "watched"], *transaction]:
+        assert comparable(command[0], server.answer(command)) == comparable(command[0], answer(real, command))
+
+    assert read_keyspace(real).frozen() == server.keyspace.frozen()
+
+
 def test_a_stream_is_trimmed_about_by_whole_nodes_as_it_is(real: Any) -> None:
     real.flushall()
     server = Server()

@@ -12,6 +12,7 @@ from pipeline.store.connection import connect
 from verification.model.commands import Status
 from verification.model.keyspace import Refusal
 from verification.model.server import Command, Server
+from verification.packed import words_of
 
 
 class Wire(Protocol):
@@ -47,7 +48,7 @@ def client_of(server: Server) -> Any:
 
 
 def client_over(wire: Wire) -> Any:
-    """A client whose only connection sends through `wire`."""
+    """A client whose connections send through `wire`."""
     client = copy.copy(_template())
     pool: Any = client.connection_pool
     pool_class: Any = type(pool)
@@ -64,26 +65,32 @@ def _template() -> Any:
 
 @cache
 def _pool(pool_class: Any) -> Any:
-    class OneConnection(pool_class):
-        """Lends its connection to whoever asks, also twice: it has no state between a command and its reply."""
+    class FewConnections(pool_class):
+        """Lends the same connection again and again, and another one while somebody has commands under way on that."""
 
         def __init__(self, template: Any, wire: Wire) -> None:
             self.__dict__.update(template.__dict__)
-            self._modelled = _modelled(template.connection_class)(_prototype(), wire)
+            self._wire = wire
+            self._made: list[Any] = []
+            self._free: list[Any] = []
 
         def get_connection(self, *args: Any, **options: Any) -> Any:
-            return self._modelled
+            if self._free:
+                return self._free.pop()
+            self._made.append(_modelled(self.connection_class)(_prototype(), self._wire))
+            return self._made[-1]
 
         def release(self, connection: Any) -> None:
-            pass
+            self._free.append(connection)
 
         def disconnect(self, *args: Any, **options: Any) -> None:
-            self._modelled.disconnect()
+            for connection in self._made:
+                connection.disconnect()
 
         def reset(self) -> None:
             pass
 
-    return OneConnection
+    return FewConnections
 
 
 @cache
@@ -125,6 +132,8 @@ def _modelled(connection_class: Any) -> Any:
             self._send([args])
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            if command and isinstance(command[0], bytes):  # the store has packed them itself
+                command = [[words[0].decode(), *words[1:]] for words in words_of(b"".join(command))]
             self._send(command)
 
         def _send(self, commands: Sequence[Command]) -> None:

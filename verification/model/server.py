@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final, TypeAlias
 
 from verification.model.commands import COMMANDS, OK
@@ -28,6 +29,8 @@ class Server:
         self.keyspace = keyspace or Keyspace(START)
         self.run = 1
         self._scripts: dict[bytes, str] = {}
+        self._queued: list[Command] | None = None
+        self._watched: dict[bytes, Any] = {}
         self._engine: Engine = engine()
 
     @property
@@ -38,22 +41,23 @@ class Server:
         """It ends and comes back with all that it held, as with appendfsync always."""
         self.run += 1
         self._scripts.clear()
+        self._watched.clear()
 
     def answer(self, command: Command) -> Any:
         """Its reply. An error is returned as a Refusal. Raises NotModelled."""
         first, *args = [encoded(part) for part in command]
         name, *words = first.upper().split(b" ")
+        if self._queued is not None and name != b"EXEC":
+            self._queued.append(command)
+            return b"QUEUED"
         try:
             return self._answer(name, words + args)
         except Refusal as refusal:
             return refusal
 
     def answer_all(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to a pipeline, which may be a transaction as a whole."""
-        if not commands or commands[0][0] != "MULTI":
-            return [self.answer(command) for command in commands]
-        inner = commands[1:-1]
-        return [b"OK", *(b"QUEUED" for _ in inner), [self.answer(command) for command in inner]]
+        """The replies to what arrives at once; a transaction arrives as a whole."""
+        return [self.answer(command) for command in commands]
 
     def _answer(self, name: bytes, args: list[bytes]) -> Any:
         command = COMMANDS.get(name)
@@ -71,6 +75,16 @@ class Server:
                 return self._eval(text, args)
             case b"SCRIPT" if args[0].upper() == b"LOAD":
                 return self._learn(args[1].decode())
+            case b"MULTI":
+                self._queued = []
+                return OK
+            case b"EXEC" if self._queued is not None:
+                return self._exec(self._queued)
+            case b"WATCH":
+                return self._watch(args)
+            case b"UNWATCH":
+                self._watched.clear()
+                return OK
             case b"INFO":
                 return self._info()
             case b"PING":
@@ -78,6 +92,20 @@ class Server:
             case b"CLIENT" | b"SELECT":
                 return OK
         raise NotModelled(f"the command {name!r}")
+
+    def _watch(self, keys: list[bytes]) -> Any:
+        """A write that leaves a key as it was is not noticed, as it is by Redis."""
+        if self._watched:
+            raise NotModelled("two that watch at once: it does not know one connection from another")
+        self._watched = {key: copy(self.keyspace.keys.get(key)) for key in keys}
+        return OK
+
+    def _exec(self, queued: list[Command]) -> list[Any] | None:
+        watched, self._watched, self._queued = self._watched, {}, None
+        self.keyspace.forget_expired()
+        if any(self.keyspace.keys.get(key) != value for key, value in watched.items()):
+            return None
+        return [self.answer(command) for command in queued]
 
     def _learn(self, text: str) -> bytes:
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
