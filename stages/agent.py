@@ -168,7 +168,7 @@ class Agent:
             self._kill(child)
         elif child.state is ChildState.RUNNING and now - child.started_at > HEALTHY_SECONDS:
             child.quick_deaths = 0
-        if child.state is ChildState.WAITING and now >= child.due_at:
+        if child.state is ChildState.WAITING and now >= child.due_at and not self._watch.is_down:
             counts += self._start_due(child, now)
         return counts
 
@@ -209,7 +209,9 @@ class Agent:
             decision = decide_restart(True, exit_code, math.inf, 0)
         else:
             lived_seconds = now - child.started_at
-            decision = decide_restart(child.spec.restart, exit_code, lived_seconds, child.quick_deaths)
+            decision = decide_restart(
+                child.spec.restart, exit_code, lived_seconds, child.quick_deaths, is_store_down=self._watch.is_down
+            )
         self._schedule(child, decision, now)
         if child.state is ChildState.WAITING and child.spec.role == WORKER:
             self._report(child)
@@ -309,7 +311,7 @@ class Agent:
         now = self._clock()
         wanted = ROUND_SECONDS
         for child in self._all():
-            if child.state is ChildState.WAITING:
+            if child.state is ChildState.WAITING and not self._watch.is_down:
                 wanted = min(wanted, child.due_at - now)
             elif child.state is ChildState.ENDING:
                 wanted = min(wanted, child.kill_at - now)

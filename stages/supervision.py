@@ -86,7 +86,7 @@ class AgentStore(Protocol):
         """Tell the leader that this incarnation of the worker is gone."""
 
     def is_up(self) -> bool:
-        """Whether the store answers now. Never raises StoreUnavailable."""
+        """Whether the store answers now, and takes writes. Never raises StoreUnavailable."""
 
     def heard_from(self, name: str) -> float | None:
         """Seconds since the worker's last heartbeat by the store's clock, or None if there is none."""
@@ -142,10 +142,17 @@ class Restart:
     is_new_crash_loop: bool
 
 
-def decide_restart(restart: bool, exit_code: int, lived_seconds: float, quick_deaths: int) -> Done | Restart:
-    """What follows a death. `quick_deaths`: how many just before this one came soon after a start."""
+def decide_restart(
+    restart: bool, exit_code: int, lived_seconds: float, quick_deaths: int, *, is_store_down: bool = False
+) -> Done | Restart:
+    """What follows a death. `quick_deaths`: how many just before this one came soon after a start.
+
+    One without a store says nothing about the child.
+    """
     if exit_code == 0 and not restart:
         return Done()
+    if is_store_down:
+        return Restart(0.0, quick_deaths, False)
     if lived_seconds > HEALTHY_SECONDS:
         return Restart(0.0, 0, False)
     count = quick_deaths + 1

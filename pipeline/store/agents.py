@@ -3,7 +3,10 @@ heard of, how many workers are wanted, and whether one that is to end still owns
 
 from __future__ import annotations
 
-from pipeline.errors import StoreUnavailable
+from contextlib import suppress
+from typing import Final
+
+from pipeline.errors import StoreUnavailable, UnsuitableServer
 from pipeline.pools import POOL
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -12,6 +15,9 @@ from pipeline.store.scaling import wanted_field
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import Wanted
+
+_NO_FIELD: Final = "-"
+"""A job has no field of that name: to delete it is a write that changes nothing."""
 
 
 class AgentLink:
@@ -27,8 +33,11 @@ class AgentLink:
         self._scripts.run("death", [keys.workers(self._job), keys.job(self._job)], [name, incarnation])
 
     def is_up(self) -> bool:
+        """Whether the server answers and takes writes: without them each worker of Celery ends at its start."""
         try:
             self._jobs.ping()
+            with suppress(UnsuitableServer), translated():
+                self._scripts.client.hdel(keys.job(self._job), _NO_FIELD)
         except StoreUnavailable:
             return False
         return True

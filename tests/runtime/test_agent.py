@@ -157,6 +157,29 @@ def test_the_delay_grows_to_five_seconds_and_a_crash_loop_is_told_once() -> None
     assert [index for index, decision in enumerate(decisions, 1) if decision.is_new_crash_loop] == [5]
 
 
+def test_deaths_without_a_store_are_no_crash_loop_and_none_is_started_until_it_is_back(bench: Bench) -> None:
+    bench.add("w0", "import sys; sys.exit(1)")
+
+    def die(times: int) -> None:
+        for deaths in range(bench.child("w0").deaths + 1, bench.child("w0").deaths + times + 1):
+            bench.round(5.0)
+            bench.rounds_until(lambda deaths=deaths: bench.child("w0").deaths == deaths)  # type: ignore[misc]
+
+    bench.agent.start()
+    die(3)
+    bench.store.up = False
+    die(1)  # started before the outage was noticed
+    assert [bench.round(60.0) for _ in range(5)] == [AgentCounts()] * 5
+    assert not bench.child("w0").is_crash_looping
+
+    bench.store.up = True
+    bench.round()
+    die(1)
+    assert not bench.child("w0").is_crash_looping
+    die(1)
+    assert bench.child("w0").is_crash_looping
+
+
 def test_workers_are_looked_at_once_two_seconds_after_an_outage() -> None:
     watch = StoreWatch()
     answers = [(True, 0.0), (False, 1.0), (False, 2.0), (True, 3.0), (True, 4.9), (True, 5.0)]
