@@ -32,7 +32,7 @@ def fill_state(
             number, size = number + 1, size + len(field) + len(value)
             yield group, field
         pipe.execute()
-    _await_rewriting(client)
+    await_rewriting(client)
 
 
 def fill_states(client: Any, job: str, stage: int, operator: str, states: Iterable[Any]) -> None:
@@ -44,10 +44,11 @@ def fill_states(client: Any, job: str, stage: int, operator: str, states: Iterab
             key = f"key-{number:09}"
             pipe.hset(keys.state(job, stage, group_of(key)), state_field(operator, key), encode_value(state))
         pipe.execute()
-    _await_rewriting(client)
+    await_rewriting(client)
 
 
-def _await_rewriting(client: Any) -> None:
+def await_rewriting(client: Any) -> None:
+    """Redis rewrites its file when that has grown, beside all that is measured."""
     deadline = time.monotonic() + _REWRITING_SECONDS
     while any(client.info("persistence")[name] for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")):
         if time.monotonic() > deadline:

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.filling import fill_states
+from benchmarks.filling import await_rewriting, fill_states
 from pipeline import Pipeline, count, mean, read, write
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.keying import GROUPS
@@ -60,7 +60,7 @@ class Took:
 
 
 def timed(client: Any, do: Callable[[], Any]) -> Took:
-    at_rest(client)
+    await_rewriting(client)
     before = (time.perf_counter(), time.process_time(), _redis_seconds(client))
     do()
     return Took(time.perf_counter() - before[0], time.process_time() - before[1], _redis_seconds(client) - before[2])
@@ -69,12 +69,6 @@ def timed(client: Any, do: Callable[[], Any]) -> Took:
 def _redis_seconds(client: Any) -> float:
     info = client.info("cpu")
     return float(info["used_cpu_user"] + info["used_cpu_sys"])
-
-
-def at_rest(client: Any) -> None:
-    """Redis rewrites its file when that has grown, beside all that is measured."""
-    while any(client.info("persistence")[name] for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")):
-        time.sleep(0.1)
 
 
 def plan_of(kind: str) -> Plan:

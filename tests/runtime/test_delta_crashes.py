@@ -17,44 +17,13 @@ from deltalake.schema import PrimitiveType
 from pipeline import Pipeline, read, write
 from pipeline.errors import SinkError
 from pipeline.plan import SinkPlan
-from pipeline.records import Batch
 from pipeline.sinks import delta_table
 from pipeline.sinks.publisher import Published, discard, publish
-from pipeline.sinks.staging import StagedFacts, StagingFile
 from pipeline.sources import parquetrows
 from pipeline.sources.runner import feed_source
 from pipeline.store.senders import FeedAddress
+from tests.deltas import JOB, a_sink, entries, rows_of, run, stage
 from tests.runtime.harness import LocalJob
-
-JOB = "job-1"
-
-
-def a_sink(path: Path | str, mode: str = "append", key_field: str | None = None) -> SinkPlan:
-    return SinkPlan("result", "delta", str(path), {"mode": mode}, key_field)
-
-
-def stage(sink: SinkPlan, *rows: Any, partition: int = 0, job: str = JOB) -> StagedFacts:
-    file = StagingFile.create(sink, job, 0, partition, 1)
-    file.write(Batch(list(rows)))
-    facts = file.sync()
-    file.close()
-    return facts
-
-
-def run(sink: SinkPlan, *rows: Any, job: str = JOB) -> Published:
-    published = publish(sink, job, [stage(sink, *rows, job=job)], run="1.0")
-    discard(sink, job)
-    return published
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """As the library reads the table, in an order of their own."""
-    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: str(sorted(row.items(), key=str)))
-
-
-def entries(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_publishing_again_commits_nothing_also_when_nothing_is_staged_any_more(tmp_path: Path) -> None:

@@ -119,13 +119,15 @@ class Story:
         self.rows += rows
         return rows
 
+    def taken(self) -> int:
+        return sum(part.taken for part in self.job.jobs.facts("j").partitions if part.stage == 1)
+
     def grow(self, first: int, count: int, name: str = "live.jsonl") -> None:
         """The file grows, and all of it is processed."""
         with open(name, "a") as file:
             file.writelines(json.dumps(row) + "\n" for row in self.some(first, count))
-        taken = lambda: sum(part.taken for part in self.job.jobs.facts("j").partitions if part.stage == 1)  # noqa: E731
-        goal = taken() + len(KEYS) * count
-        while taken() < goal:
+        goal = self.taken() + len(KEYS) * count
+        while self.taken() < goal:
             self.feeder._look_at = 0.0
             for strand in self.feeder._strands.values():
                 strand.due_at = 0.0
