@@ -70,16 +70,6 @@ def test_a_table_is_made_from_the_rows_by_one_commit(tmp_path: Path) -> None:
     }
 
 
-def test_pandas_reads_back_what_the_pipeline_wrote(tmp_path: Path) -> None:
-    import pandas as pd
-
-    rows = [{"word": f"w{number}", "n": number, "share": number / 7} for number in range(1000)]
-
-    run(a_sink(tmp_path / "table"), *rows)
-
-    pd.testing.assert_frame_equal(DeltaTable(tmp_path / "table").to_pandas(), pd.DataFrame(rows))
-
-
 def test_a_run_appends_to_what_is_there(tmp_path: Path) -> None:
     sink = a_sink(tmp_path / "table")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pipeline.store.letters import DeadLetter
 NOW_MS = 1_000_000
 
 
+@cache
 def a_plan(partitions: int = 1) -> Plan:
     """Two sources; one is keyed twice, and meets the other at a third key."""
     flow = Pipeline("flow")

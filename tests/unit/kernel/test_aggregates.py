@@ -57,17 +57,6 @@ def test_the_mean_of_30_000_floats_equals_the_exact_one_within_a_few_ulps() -> N
     assert aggregation.result(state) == pytest.approx(statistics.fmean(values), rel=4e-16)
 
 
-def test_the_mean_of_30_000_floats_equals_that_of_pandas() -> None:
-    pandas = pytest.importorskip("pandas")
-    source = random.Random(8)
-    values = [source.gauss(10, 40) for _ in range(30_000)]
-    aggregation = mean()
-
-    state = reduce(aggregation.add, values, aggregation.create())
-
-    assert aggregation.result(state) == pytest.approx(pandas.Series(values).mean(), rel=1e-12)
-
-
 def test_a_small_number_survives_between_large_ones_that_cancel() -> None:
     assert fold(total(), [1.0, 1e100, 1.0, -1e100]) == 2.0
 
