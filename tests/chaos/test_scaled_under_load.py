@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -11,15 +12,17 @@ from tests.e2e.chaos import Run, Site, read_rows, wait_until
 OLD_KEYS = 997
 
 FLOW = """
+import json
 import threading
 from pathlib import Path
+from time import monotonic
 
 from pipeline import Pipeline, read, write
 
 
 def numbered():
-    '''At most 50,000 a second; one in ten has a key that never was before.'''
-    number, counts, pace = 0, [0] * %(keys)d, threading.Event()
+    '''50,000 a second as long as the job takes them; one in ten has a key that never was before.'''
+    number, counts, pace, started = 0, [0] * %(keys)d, threading.Event(), monotonic()
     while not Path("enough").exists():
         for _ in range(500):
             number += 1
@@ -28,8 +31,8 @@ def numbered():
                 yield [f"k{number %% %(keys)d}", counts[number %% %(keys)d]]
             else:
                 yield [f"n{number}", 1]
-        pace.wait(0.01)
-    Path("sent").write_text(str(number))
+        pace.wait(max(0.0, started + number / 50_000 - monotonic()))
+    Path("sent").write_text(json.dumps({"records": number, "seconds": monotonic() - started}))
 
 
 def in_sequence(key, number, last):
@@ -113,7 +116,9 @@ def test_workers_and_partitions_go_up_and_down_under_load_and_nothing_is_lost_do
 
     assert "the books balance: " in run.said()
     assert crowd.ended() == [0, 0]
+    sent = json.loads((run.folder / "sent").read_text())
+    print(f"{sent['records']:,} records at {sent['records'] / sent['seconds']:,.0f} a second")
     found = [(row["key"], row["value"]) for row in read_rows(run.folder / "out")]
     assert len(dict(found)) == len(found), "a key came twice"
-    assert dict(found) == expected(int((run.folder / "sent").read_text()))
+    assert dict(found) == expected(sent["records"])
     site.assert_clean("flow.py", "enough", "out", "sent")
