@@ -20,12 +20,8 @@ class HeldBack:
         self._scripts = scripts
 
     def run_once(self, facts: JobFacts, token: str) -> dict[str, int]:
-        record, operation = facts.record, facts.operation
-        if not record.held_back:
-            return {}
-        if operation is not None and operation.about.kind == "backfill" and not operation.is_abandoned(facts.now_ms):
-            return {}
-        if not let_go(self._scripts, record, record.held_back, is_own=False):
+        record = facts.record
+        if not record.held_back or not let_go(self._scripts, record, record.held_back, is_own=False):
             return {}
         sources = ", ".join(record.held_back.splitlines()[1:])
         logger.warning("sources go on, the command of a backfill is gone: job=%s sources=%s", record.job, sources)

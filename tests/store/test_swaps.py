@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bench import KEYED, Bench
 
+from leader.duties.heldback import HeldBack
 from pipeline.errors import Busy, ForeignData, JobStateError, OperationLost, StoreRestarted, UnknownJob
 from pipeline.keying import group_of
 from pipeline.lifecycle import JobState
@@ -159,6 +160,30 @@ def test_what_a_command_that_is_gone_holds_back_its_successor_lets_go(bench: Ben
     record = bench.jobs.read("j")
     assert record.held_back == f"{second.token}\nlines"
     assert let_go(bench.scripts, record, record.held_back, is_own=True)
+    assert bench.jobs.read("j").paused == {}
+
+
+def test_a_successor_also_lets_go_what_its_own_keys_have_nothing_to_do_with(bench: Bench) -> None:
+    store = store_of(bench)
+    store.hold_back(undertake(bench))
+    bench.client.hset(keys.operation("j"), "until", 1)
+    second = undertake(bench)
+
+    SwapStore(bench.scripts, bench.jobs.read("j"), []).hold_back(second)  # of a stage with other sources
+
+    record = bench.jobs.read("j")
+    assert (list(record.paused), record.held_back) == (["lines"], f"{second.token}\nlines")
+    assert let_go(bench.scripts, record, record.held_back, is_own=True)
+    assert bench.jobs.read("j").paused == {}
+
+
+def test_the_leader_lets_go_what_is_left_while_the_next_backfill_is_at_work(bench: Bench) -> None:
+    store_of(bench).hold_back(undertake(bench))
+    bench.client.hset(keys.operation("j"), "until", 1)
+    undertake(bench)
+
+    assert HeldBack(bench.scripts).run_once(bench.jobs.facts("j"), bench.token) == {"sources_let_go": 1}
+
     assert bench.jobs.read("j").paused == {}
 
 
