@@ -181,7 +181,7 @@ class Course:
         finally:
             # Else the leader lets them go when the claim has run out.
             with self.shield(), suppress(StoreError):
-                self._store.let_go(JobStore(self.scripts).read(self.record.job).held_back, is_own=True)
+                self._store.let_go(self.claim)
 
     def _try_to_swap(
         self, stand: Stand, computed: Computed

@@ -22,6 +22,7 @@ from pipeline.store import keys
 from pipeline.store.claims import claim_lost
 from pipeline.store.connection import translated
 from pipeline.store.foreign import entry_id, integer, ours
+from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import ticket
@@ -162,11 +163,11 @@ class SwapStore:
             case -5:
                 raise unknown_job(self._job)
 
-    def let_go(self, held_back: str, *, is_own: bool) -> bool:
-        """Sources that are held back, as the job's record has it, go on. False when others are, or, unless it is that
-        command which asks, while it is at work. Raises StoreError.
-        """
-        return let_go(self._scripts, self._record, held_back, is_own=is_own)
+    def let_go(self, claim: Claim) -> None:
+        """What is held back under this claim goes on; what another command holds back does not. Raises StoreError."""
+        held_back = JobStore(self._scripts).read(self._job).held_back
+        if held_back.partition("\n")[0] == claim.token:
+            let_go(self._scripts, self._record, held_back, is_own=True)
 
     def held_keys(self, stage: StagePlan, wanted: Sequence[Any]) -> list[Any]:
         """Those of the keys that a dead letter holds. Raises StoreError."""
@@ -274,7 +275,9 @@ def entry_metas(record: JobRecord, sources: Sequence[str]) -> tuple[list[str], l
 
 
 def let_go(scripts: Scripts, record: JobRecord, held_back: str, *, is_own: bool) -> bool:
-    """As `SwapStore.let_go`."""
+    """Sources that are held back, as the job's record has it, go on. False when others are, or, unless it is that
+    command which asks, while it is at work. Raises StoreError.
+    """
     known = {stage.name for stage in record.plan.stages if not stage.upstream}
     sources = [source for source in held_back.splitlines()[1:] if source in known]
     names, _ = entry_metas(record, sources)

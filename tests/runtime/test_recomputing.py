@@ -421,6 +421,23 @@ def test_a_command_that_was_taken_for_gone_changes_nothing(story: Story) -> None
     assert story.totals() == wrong
 
 
+def test_a_command_that_was_taken_for_gone_does_not_let_go_what_the_next_one_holds_back(story: Story) -> None:
+    scripts = Scripts(story.job.client)
+
+    def between(call: int) -> None:
+        if call == 2:  # it was stopped for long, and another one has come as far
+            story.job.client.hset(keys.operation("j"), "until", 1)
+            claim = story.undertake(scripts)
+            story.course(scripts, claim)._store.hold_back(claim)
+        story.send(6, 1) if call == 1 else None
+
+    story.history.between = between
+    with pytest.raises(OperationLost):
+        story.course(scripts, story.undertake(scripts)).run()
+
+    assert list(story.facts().record.paused) == ["in"]
+
+
 # Savepoints.
 
 
