@@ -438,6 +438,23 @@ def test_a_command_that_was_taken_for_gone_does_not_let_go_what_the_next_one_hol
     assert list(story.facts().record.paused) == ["in"]
 
 
+def test_a_source_that_somebody_pauses_meanwhile_stays_paused(story: Story) -> None:
+    told = []
+
+    def between(call: int) -> None:
+        if call == 2:
+            told.append(story.job.jobs.pause(story.facts().record, "in", is_paused=True))
+        story.send(6, 1) if call == 1 else None
+
+    story.history.between = between
+    story.swap()
+
+    assert told == [True]
+    assert list(story.facts().record.paused) == ["in"]
+    story.job.jobs.pause(story.facts().record, "in", is_paused=False)
+    story.assert_right()
+
+
 # Savepoints.
 
 
