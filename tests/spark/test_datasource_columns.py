@@ -276,6 +276,10 @@ def test_rows_become_objects_or_the_column_value() -> None:
     made = records_of(a_layout(rows.schema, with_keys=True, value_as="json"), rows, 1)
     assert made.batch.values == [{"key": 1, "value": {"a": [1]}}, {"key": 2, "value": b"x"}]
 
+    rows = pa.record_batch({"k": ["a", "b"]})  # an object of all other columns, of which there are none
+    made = records_of(a_layout(rows.schema, with_keys=True, key_column="k"), rows, 1)
+    assert made.batch.values == [{"key": "a", "value": {}}, {"key": "b", "value": {}}]
+
 
 @given(st.lists(st.integers(0, 3 * CHUNK_RECORDS), max_size=6))
 def test_chunks_are_the_same_however_the_rows_come(sizes: list[int]) -> None:

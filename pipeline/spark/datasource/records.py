@@ -148,7 +148,7 @@ def _whole(parts: list[Any]) -> Any:
 def records_of(layout: Layout, rows: Any, first: int) -> Records:
     """`first` is the number of the first row in its partition, for messages. Raises ProducerError."""
     column = {name: plain_column(rows.column(name), rows.schema.field(name).type) for name in _read(layout)}
-    values = _values(layout, column, first)
+    values = _values(layout, column, first) if layout.value or layout.fields else [{} for _ in range(rows.num_rows)]
     if layout.with_keys and layout.key is not None:
         keys = column[layout.key]
         try:
