@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import EnvironmentFault, InputError
+from pipeline.errors import EncodingError, EnvironmentFault, InputError
 from pipeline.records import Batch
 from pipeline.sources.feed import BATCH_RECORDS
 from pipeline.sources.splits import Split, check_unchanged
@@ -71,11 +71,24 @@ class TableChunk:
         return ""
 
     def decode(self) -> Batch:
-        names = self.form.columns
-        columns = [
-            plain_column(array, field.type) for array, field in zip(self.batch.columns, self.form.schema, strict=True)
-        ]
-        return Batch([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)])
+        """A row with a value that no record can hold is a fault."""
+        names, faults = self.form.columns, dict[int, str]()
+        columns = [self._column(number, faults) for number in range(len(names))]
+        values: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        for index in faults:
+            values[index] = repr(values[index])
+        return Batch(values, faults=faults)
+
+    def _column(self, number: int, faults: dict[int, str]) -> list[Any]:
+        field, array = self.form.schema.field(number), self.batch.column(number)
+        found: list[Any] = []
+        while True:
+            try:
+                return found + plain_column(array.slice(len(found)), field.type)
+            except EncodingError as error:
+                at = len(found) + error.index
+                found += [*plain_column(array.slice(len(found), error.index), field.type), None]
+                faults.setdefault(at, f"column {field.name!r}: {error}")
 
     def raw(self, index: int) -> str:
         return repr(self.decode().values[index])
@@ -165,7 +178,31 @@ def is_supported(kind: Any, is_nested: bool = False) -> bool:
 
 
 def plain_column(array: Any, kind: Any) -> list[Any]:
-    """The plain values of a column of the file's type `kind`; Spark hands over some types as another one."""
+    """The plain values of a column of the file's type `kind`; Spark hands over some types as another one.
+
+    Raises EncodingError, with its index, for a date or time that Python has not.
+    """
+    try:
+        return _plain_column(array, kind)
+    except (OverflowError, ValueError) as error:
+        index = next(index for index in range(len(array)) if not _is_plain(array.slice(index, 1), kind))
+        text = " ".join(str(array.slice(index, 1)).split())
+        raise EncodingError(
+            f"a date or time outside of the years 1 to 9999: {text}",
+            index,
+            hint="leave such rows out before they get here, or make the column text or a number",
+        ) from error
+
+
+def _is_plain(array: Any, kind: Any) -> bool:
+    try:
+        _plain_column(array, kind)
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
+def _plain_column(array: Any, kind: Any) -> list[Any]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_timestamp(kind):
@@ -184,7 +221,7 @@ def _instants(array: Any, kind: Any) -> list[datetime | None]:
         array = array.cast(pa.timestamp(kind.unit))
     if array.type.tz is not None:
         array = array.cast(pa.timestamp(array.type.unit, "UTC"))
-    micros = array.cast(pa.timestamp("us"), safe=False)
+    micros = array.cast(pa.timestamp("us"), safe=array.type.unit != "ns")
     return [None if value is None else value.replace(tzinfo=UTC) for value in micros.to_pylist()]
 
 

@@ -281,6 +281,13 @@ def test_rows_become_objects_or_the_column_value() -> None:
     assert made.batch.values == [{"key": "a", "value": {}}, {"key": "b", "value": {}}]
 
 
+def test_a_time_that_no_record_holds_is_refused_with_its_row_and_column() -> None:
+    rows = pa.record_batch({"n": [1, 2], "at": pa.array([1, 5_000_000], pa.date32())})
+
+    with pytest.raises(ProducerError, match=r"row 8: column 'at': a date or time outside of the years 1 to 9999"):
+        records_of(a_layout(rows.schema), rows, 7)
+
+
 @given(st.lists(st.integers(0, 3 * CHUNK_RECORDS), max_size=6))
 def test_chunks_are_the_same_however_the_rows_come(sizes: list[int]) -> None:
     whole = pa.record_batch({"n": list(range(sum(sizes)))})

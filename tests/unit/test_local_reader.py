@@ -251,6 +251,24 @@ def test_json_lines_give_values_and_faults(tmp_path: Path) -> None:
     assert feed.faults[0].startswith(f"{path}:3: no JSON: ")
 
 
+def test_a_parquet_row_with_a_time_that_no_record_holds_is_a_fault_and_the_others_are_records(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    days = pa.array([0, 5_000_000, None, 5_000_001], pa.date32())
+    instants = pa.array([10**16, 0, 0, 0], pa.timestamp("ms"))  # as microseconds it has no 64 bits
+    pq.write_table(pa.table({"n": range(4), "day": days, "at": instants}), tmp_path / "a.parquet")
+
+    [lane] = read("parquet", tmp_path / "a.parquet").lanes.values()
+
+    assert lane.values[2] == {"n": 2, "day": None, "at": datetime.fromtimestamp(0, UTC)}
+    assert {number: why.partition(":")[0] for number, why in lane.faults.items()} == {
+        1: "column 'at'",
+        2: "column 'day'",
+        4: "column 'day'",
+    }
+    assert "years 1 to 9999: [ 15659-07-15 ]" in lane.faults[2]
+    assert lane.values[1] == repr({"n": 1, "day": None, "at": datetime.fromtimestamp(0, UTC)})
+
+
 def test_parquet_rows_are_plain_values_and_row_groups_go_to_the_block_of_their_middle(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     moment = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)

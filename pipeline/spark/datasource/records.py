@@ -147,7 +147,7 @@ def _whole(parts: list[Any]) -> Any:
 
 def records_of(layout: Layout, rows: Any, first: int) -> Records:
     """`first` is the number of the first row in its partition, for messages. Raises ProducerError."""
-    column = {name: plain_column(rows.column(name), rows.schema.field(name).type) for name in _read(layout)}
+    column = {name: _plain(rows, name, first) for name in _read(layout)}
     values = _values(layout, column, first) if layout.value or layout.fields else [{} for _ in range(rows.num_rows)]
     if layout.with_keys and layout.key is not None:
         keys = column[layout.key]
@@ -163,6 +163,13 @@ def records_of(layout: Layout, rows: Any, first: int) -> Records:
     sorted_by = [rows.column(name).to_pylist() for name in layout.order]
     order = sorted_by[0] if len(sorted_by) == 1 else list(zip(*sorted_by, strict=True))
     return Records(Batch(values, times=times), ids, order)
+
+
+def _plain(rows: Any, name: str, first: int) -> list[Any]:
+    try:
+        return plain_column(rows.column(name), rows.schema.field(name).type)
+    except EncodingError as error:
+        raise ProducerError(f"row {first + error.index}: column {name!r}: {error}", hint=error.hint) from error
 
 
 def _read(layout: Layout) -> list[str]:
