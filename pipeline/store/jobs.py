@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -370,9 +370,9 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             completed_sources=frozenset(k.removeprefix("complete:") for k in text if k.startswith("complete:")),
             claim=text.get("claim", ""),
             waits={k.removeprefix("waits:"): why for k, why in sorted(text.items()) if k.startswith("waits:")},
-            losses=tuple(text.get("lost", "").splitlines()),
-            accepted=tuple(text.get("accepted", "").splitlines()),
-            history=tuple(_change(line) for line in text.get("history", "").splitlines()),
+            losses=tuple(_lines(text, "lost")),
+            accepted=tuple(_lines(text, "accepted")),
+            history=tuple(_change(line) for line in _lines(text, "history")),
             paused={k.removeprefix("paused:"): int(at) for k, at in sorted(text.items()) if k.startswith("paused:")},
             scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
             workers_wanted=int(text.get("workers_wanted", 0)),
@@ -380,7 +380,7 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             pools=scaled_pools(text),
             saving=int(text.get("saving", 0)),
             restoring=text.get("restoring", "").partition(" ")[2],
-            operations=tuple(read_past(line) for line in text.get("operations", "").splitlines()),
+            operations=tuple(read_past(line) for line in _lines(text, "operations")),
             is_submitted="submitted" in text,
             shadow=text.get("shadow", ""),
             code=text.get("code", ""),
@@ -390,6 +390,11 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         why = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
         raise DecodingError(f"{keys.job(job)}, the record of the job, cannot be read: {why}", FOREIGN_HINT) from error
+
+
+def _lines(text: Mapping[str, str], name: str) -> list[str]:
+    """As scripts have written them: whatever else ends a line in Python may stand in an error of a user's code."""
+    return [line for line in text.get(name, "").split("\n") if line]
 
 
 def _change(line: str) -> StateChange:

@@ -9,7 +9,9 @@ from bench import ENTRY, Bench, a_batch
 
 from pipeline.errors import ForeignData, InboxClosed, JobStateError, SourcePaused, StaleTerm, UnknownJob
 from pipeline.lifecycle import JobState
+from pipeline.operations import About, Phase
 from pipeline.store import keys
+from pipeline.store.claims import ClaimStore
 
 
 def pause(bench: Bench, *, is_paused: bool = True) -> bool:
@@ -118,6 +120,20 @@ def test_the_history_is_bounded_in_changes_and_in_the_length_of_reasons(bench: B
     assert history[-2].reason.startswith("39 ää")
     assert history[-2].reason.endswith("ä...")
     assert max(len(each.reason.encode()) for each in history) <= 203
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\x85", "\x1e", "\n", "\t"], ids=ascii)
+def test_a_reason_or_an_outcome_with_the_ends_of_lines_that_python_knows_is_one_line(bench: Bench, end: str) -> None:
+    """A user's exception may say anything; a record that cannot be read stops leader and commands."""
+    claims, words = ClaimStore(bench.scripts), f"ValueError: a{end}b"
+    claims.end(claims.undertake("j", About("backfill", "words"), Phase.RECOMPUTING), words)
+    bench.jobs.transition("j", JobState.FAILED, words)
+
+    record = bench.jobs.read("j")
+
+    assert record.reason == words
+    wanted = words.replace(end, " ") if end.isascii() and end != "\x1e" else words
+    assert (record.history[-1].reason, record.operations[-1].outcome) == (wanted, wanted)
 
 
 @pytest.mark.foreign_keys("celeriac:{j}:meta:0.1")
