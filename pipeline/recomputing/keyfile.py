@@ -19,7 +19,8 @@ def read_keys(path: Path) -> frozenset[Any]:
     Raises PipelineError for a file that cannot be read, or holds no key, or what can be none, or too many.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Some editors mark UTF-8 at its beginning; and a key may hold what ends a line elsewhere.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(f"--keys {path} cannot be read: {error}") from error
     found = set()

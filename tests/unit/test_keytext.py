@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ReadingError
 from pipeline.reading.keytext import key_text, parse_key
+from pipeline.recomputing.keyfile import read_keys
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.one_of(TEXT, st.integers(-(2**63), 2**64 - 1), st.binary())
@@ -66,3 +68,10 @@ def test_whatever_is_typed_is_a_key_or_one_message(text: str) -> None:
 def test_a_key_with_an_impossible_part_is_refused(text: str) -> None:
     with pytest.raises(ReadingError):
         parse_key(text)
+
+
+def test_a_file_of_keys_may_begin_with_a_mark_and_a_key_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_bytes('\ufeffcarl\r\n"a\u2028b"\n\nx\x85y\n7'.encode())
+
+    assert read_keys(path) == {"carl", "a\u2028b", "x\x85y", 7}
