@@ -155,8 +155,8 @@ class JobStore:
     def pause(self, record: JobRecord, source: str, *, is_paused: bool) -> bool:
         """Holds back new records of a source, or lets them in again; False when it was so before.
 
-        What a backfill holds back is paused anew by this, and stays so. Raises JobStateError when the job takes no input
-        any more, UnknownJob, StoreError.
+        What a backfill holds back is paused anew by this, and stays so. Raises JobStateError when the job takes no
+        input any more, UnknownJob, StoreError.
         """
         stage = record.plan.entry_stage(source)
         names = [keys.job(record.job)]

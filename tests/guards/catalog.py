@@ -88,6 +88,6 @@ GUARDS: Final = (
     Guard("owner of what is swapped", "swap", "if (m[1] or '') ~= token then return {0} end", ""),
     Guard("what an owner remembers", "swap", "for _, each in ipairs(owners) do", "for _ in ipairs({}) do", _SWAPS),
     Guard("input that a command holds back", "goon", "if ARGV[2] ~= 'own' and is_held", "if false and is_held"),
-    Guard("input that others hold back", "holdback", "if fresh[i] and not is_left[source] then", "if true then", _SWAPS),
+    Guard("input that others hold back", "holdback", "if fresh[i] and not is_left", "if not is_left", _SWAPS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip
