@@ -27,6 +27,7 @@ from pipeline.spark.bulk.output import BulkEncoder, TaskFiles
 from pipeline.spark.bulk.portions import FilePortions, are_alike, merged
 from pipeline.spark.bulk.stepping import BulkStepper
 from pipeline.spark.bulk.timers import OpenTimers
+from pipeline.store.letters import read_letter
 
 
 def a_stepper(operator: KeyedOperator, policy: ErrorPolicy, pauses: list[float] | None = None) -> BulkStepper:
@@ -144,6 +145,20 @@ def test_a_record_is_tried_as_often_as_its_policy_says_with_pauses_between() -> 
     assert len(pauses) == 2
     assert pauses[1] > pauses[0] > 0
     assert stepper.state == {"op": {"a": [1]}}
+
+
+def test_an_attempt_whose_error_has_several_lines_is_one_line_of_a_letter_that_a_live_job_can_read() -> None:
+    def fails(_key: str, _value: Any, _state: Any) -> tuple[Any, Any]:
+        raise ValueError("first\nsecond")
+
+    policy = retry(2, first_seconds=0.0, most_seconds=0.0, then=dead_letter())
+    [letter] = run(a_stepper(StatefulMap(fails), policy), [1], ["a"]).letters
+    fields = {"stage": "1", "partition": "0", "operator": "op", "error": "", "traceback": ""}
+    stored = {**fields, "tried": "\n".join(letter.tried)}  # as a savepoint has it
+    found = read_letter("1-0", {name.encode(): text.encode() for name, text in stored.items()} | {b"payload": b""})
+
+    assert found.kind == "record"
+    assert [line.split(" ", 1)[1] for line in found.tried] == ["1 op: ValueError: first second"]
 
 
 def test_a_record_that_must_not_fail_ends_the_task() -> None:

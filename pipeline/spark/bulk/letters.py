@@ -58,7 +58,7 @@ def letter_of(
         trace, operator, error = "", "", str(failure)
     shown, why = _clean(operator), _clean(error[:_ERROR_CHARACTERS])
     where = _clean(trace[-_TRACEBACK_CHARACTERS:])
-    lines = tuple(_clean(line[:_ERROR_CHARACTERS]) for line in tried)
+    lines = tuple(_clean(" ".join(line.split())[:_ERROR_CHARACTERS]) for line in tried)
     return Letter(*place, shown, why, where, payload, kind, lines, holds)
 
 
