@@ -275,6 +275,15 @@ def test_a_table_or_version_that_is_not_there_is_named(tmp_path: Path) -> None:
         open_files(read.delta(tmp_path / "table", columns=["m"]))
 
 
+def test_bytes_that_a_table_is_partitioned_by_are_refused_as_the_library_gives_others(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"p": [b"a\xff"], "n": [1]}), partition_by=["p"])
+
+    with pytest.raises(InputError, match="column 'p' is binary, and the table is partitioned by it"):
+        open_files(read.delta(tmp_path))
+
+    assert rows(tmp_path, columns=["n"]) == [{"n": 1}]
+
+
 def test_a_file_that_vacuum_took_is_named(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"n": [1]}))
     (file,) = tmp_path.glob("*.parquet")
