@@ -173,6 +173,8 @@ def test_a_field_is_found_under_any_name_and_is_null_where_it_is_missing() -> No
         (pa.int32(), 1.5),
         (pa.float64(), 2**53 + 1),
         (pa.int32(), 2**40),
+        (pa.float32(), 1e39),
+        (pa.list_(pa.float32()), [1e39]),
         (pa.int32(), True),
         (pa.int64(), "1"),
         (pa.string(), b"x"),

@@ -1,7 +1,9 @@
-"""Plain values into an Arrow column of a given type, strictly: what would be cut, rounded or guessed is refused."""
+"""Plain values into an Arrow column of a given type, strictly: what would be cut, rounded or guessed is refused. A
+fraction in a column of 32 bits is the nearest that there is."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
@@ -18,7 +20,7 @@ def exact_type(kind: Any) -> Any:
     for test, exact in (
         (pa.types.is_boolean, bool | None),
         (pa.types.is_integer, int | None),
-        (pa.types.is_floating, int | float | None),
+        (pa.types.is_float64, int | float | None),
         (pa.types.is_string, str | None),
     ):
         if test(kind):
@@ -53,7 +55,7 @@ def _column(values: Sequence[Any], kind: Any) -> Any:
 
 
 def _check(values: Sequence[Any], kind: Any) -> None:
-    """Arrow alone takes 1.5 for 1, and bytes for text. Raises TypeError."""
+    """Arrow alone takes 1.5 for 1, and bytes for text. Raises TypeError, OverflowError."""
     types = set(map(type, values)) - {_NOTHING}
     if pa.types.is_struct(kind):
         _only(types, dict)
@@ -68,6 +70,9 @@ def _check(values: Sequence[Any], kind: Any) -> None:
         _check([item for value in values if value is not None for item in value], kind.value_type)
     else:
         _only(types, *_allowed(kind))
+        if pa.types.is_float32(kind):
+            numbers = [value for value in values if type(value) is float]
+            struct.pack(f"<{len(numbers)}f", *numbers)  # OverflowError where Arrow makes infinity of a number
 
 
 def _only(types: set[type], *allowed: type) -> None:
