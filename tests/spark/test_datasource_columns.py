@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+from pyspark.sql.types import IntegerType, StructField, StructType  # noqa: E402
+
 from pipeline.codec import encode_batch, encode_value  # noqa: E402
 from pipeline.errors import DecodingError, InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
 from pipeline.reading.keytext import parse_key  # noqa: E402
@@ -27,6 +29,7 @@ from pipeline.spark.datasource.numbered import NumberedRows  # noqa: E402
 from pipeline.spark.datasource.options import OPTIONS, Use, parse, table_of_options  # noqa: E402
 from pipeline.spark.datasource.records import CHUNK_RECORDS, Records, check_order, chunks_of, layout_of, records_of  # noqa: E402
 from pipeline.spark.datasource.staged import StagedBatch, write_part  # noqa: E402
+from pipeline.spark.datasource.writing import plan_write  # noqa: E402
 from pipeline.store.ranges import Piece  # noqa: E402
 from tests.docs.pages import DOCS  # noqa: E402
 from tests.runtime.harness import LocalJob  # noqa: E402
@@ -341,6 +344,24 @@ def test_two_attempts_at_once_put_each_row_in_once_and_in_order(job: LocalJob) -
         assert one.finish() == late.finish() == 5
 
     assert [value["n"] for value in outputs(job)] == [*range(5), *range(100, 105)]
+
+
+def test_a_write_goes_on_as_it_was_begun_and_no_row_comes_in_under_two_numbers(job: LocalJob, tmp_path: Path) -> None:
+    schema = StructType([StructField("n", IntegerType())])
+    ways = {"ordered": {"order_by": "n", "frame_partitions": "1"}, "staged": {"staging": str(tmp_path)}}
+
+    def planned(name: str, way: str) -> None:
+        given = {"redis": job.url, "job": "j", "source": "in", "name": name, **ways[way]}
+        plan_write(parse(given, Use.WRITE), schema)
+
+    for name, ending in (("ordered", "1"), ("staged", "staged")):
+        NumberedRows(job.feed().lane(f"spark:{name}/0-of-{ending}"), 0, "write").add(chunk(1, 2))
+        planned(name, name)
+
+    with pytest.raises(ProducerError, match="'ordered' was begun with 1 partitions, and now it has a staging folder"):
+        planned("ordered", "staged")
+    with pytest.raises(ProducerError, match="'staged' was begun with a staging folder, and now it has 1 partitions"):
+        planned("staged", "ordered")
 
 
 def test_an_attempt_with_other_rows_is_refused_before_it_sends_any(job: LocalJob) -> None:

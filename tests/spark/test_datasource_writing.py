@@ -83,7 +83,7 @@ def test_sorted_rows_come_in_once_though_every_task_fails_and_the_write_is_repea
     other = fault_of(
         lambda: save(in_order(frame_of(session, 14_001), 3), job.url, **{**options, "frame_partitions": 3})
     )
-    assert "the write 'w' was begun with 2 partitions, and now it has 3" in str(other)
+    assert "the write 'w' was begun with 2 partitions, and now it has 3 partitions" in str(other)
     assert numbers(job) == list(range(14_000))
 
 

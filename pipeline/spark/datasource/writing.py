@@ -30,6 +30,7 @@ from pipeline.store.senders import FeedAddress
 SORT_BYTES: Final = 256 << 20
 """The most that a task of a stream sorts in memory."""
 
+_STAGED: Final = "staged"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -83,8 +84,8 @@ def plan_write(options: Options, schema: Any) -> WritePlan:
         check_folder(staging)
         staging = f"{staging}/{job}.{record.made_at_ms}/{source.name}"
     plan = WritePlan(address, layout, name, staging, options.number("frame_partitions"))
-    if not staging and not is_stream:
-        check_partitions(plan, name)
+    if not is_stream:
+        check_way(plan, name)
     return plan
 
 
@@ -103,20 +104,31 @@ def _check_way(options: Options) -> None:
         )
 
 
-def check_partitions(plan: WritePlan, name: str) -> None:
-    """Returns unless this write was begun with another number of partitions. Raises ProducerError, StoreError."""
+def check_way(plan: WritePlan, name: str) -> None:
+    """Returns unless this write was begun with another number of partitions, or with staging where it has none now, or
+    the other way round: its rows would have other numbers. Raises ProducerError, StoreError.
+    """
     feed = plan.address.open()
     try:
         begun = {split.rpartition("-of-")[2] for split in feed.splits(f"spark:{name}/")}
     finally:
         feed.close()
-    others = begun - {str(plan.partitions)}
+    others = begun - {_way(plan)}
     if others:
         raise ProducerError(
-            f"the write {name!r} was begun with {' and '.join(sorted(others))} partitions, and now it has"
-            f" {plan.partitions}",
+            f"the write {name!r} was begun with {' and '.join(map(_words, sorted(others)))}, and now it has"
+            f" {_words(_way(plan))}",
             hint="go on as it was begun, or give another frame another name",
         )
+
+
+def _way(plan: WritePlan) -> str:
+    """What the names of a write's senders end with."""
+    return _STAGED if plan.staging else str(plan.partitions)
+
+
+def _words(way: str) -> str:
+    return "a staging folder" if way == _STAGED else f"{way} partitions"
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -150,7 +162,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         name = self._plan.name or str(context.getLocalProperty(_QUERY))
         with told():
             if not self._plan.staging:
-                check_partitions(self._plan, name)
+                check_way(self._plan, name)
             return _write(self._plan, iterator, name, int(context.getLocalProperty(_BATCH)), is_sorted=False)
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
@@ -179,7 +191,7 @@ def _write(plan: WritePlan, batches: Iterator[Any], name: str, batch: int, *, is
     rows_in_order = batches if is_sorted else _sorted(plan.layout, batches)
     what = f"write {name!r}, batch {batch}, partition {part}"
     records = _in_order(plan.layout, rows_in_order)
-    split = f"spark:{name}/{part}-of-{plan.partitions}"  # no producer has a colon in its name
+    split = f"spark:{name}/{part}-of-{_way(plan)}"  # no producer has a colon in its name
     return Sent(name, part, send_rows(plan.address, split, batch, what, records))
 
 
@@ -191,10 +203,11 @@ def _commit(plan: WritePlan, name: str, batch: int, messages: list[Any]) -> None
     files = staged.close([(path, rows) for _, path, rows in parts])
     if staged.is_sent():
         return
+    check_way(plan, name)
     for number, file in enumerate(files):
         what = f"write {name!r}, batch {batch}, staged file {number}"
         rows = _numbered(plan.layout, staged.rows(file))
-        send_rows(plan.address, f"spark:{name}/{number}-of-staged", batch, what, rows)
+        send_rows(plan.address, f"spark:{name}/{number}-of-{_way(plan)}", batch, what, rows)
     staged.end()
 
 
