@@ -245,6 +245,6 @@ def _plain(value: Any) -> Any:
         case date():
             return value.isoformat()
         case Decimal():
-            return str(value)
+            return format(value, "f")  # `str` makes 0E-8 of 0.00000000
         case _:
             return value

@@ -24,7 +24,9 @@ def plain(value: Any) -> Any:
             return value.astimezone(dt.UTC) if value.tzinfo else value.replace(tzinfo=dt.UTC)
         case dt.date() | dt.time():
             return value.isoformat()
-        case Decimal() | uuid.UUID() | dt.timedelta():
+        case Decimal():
+            return format(value, "f")  # `str` makes 0E-8 of 0.00000000
+        case uuid.UUID() | dt.timedelta():
             return str(value)
         case memoryview() | bytearray():
             return bytes(value)

@@ -217,9 +217,9 @@ def test_types_of_postgresql_become_plain_values_and_positions_keep_theirs(
     database = Database(postgres_url)
     database.run(
         "CREATE TABLE kinds (n NUMERIC(20, 2) PRIMARY KEY, at TIMESTAMPTZ, day DATE, spent INTERVAL, u UUID, "
-        "raw BYTEA, doc JSONB, tags TEXT[])",
+        "raw BYTEA, doc JSONB, tags TEXT[], rate NUMERIC(18, 8))",
         "INSERT INTO kinds VALUES (0.10, '2024-01-01 12:00:00+02', '2024-01-02', '90 seconds', "
-        "'00000000-0000-0000-0000-000000000001', 'ab', '{\"a\": [1, null]}', '{x,y}')",
+        "'00000000-0000-0000-0000-000000000001', 'ab', '{\"a\": [1, null]}', '{x,y}', 0)",
     )
     one = follow(read.sql(postgres_url, "kinds", column="n"))
     one.rounds(3)
@@ -237,6 +237,7 @@ def test_types_of_postgresql_become_plain_values_and_positions_keep_theirs(
         "raw": b"ab",
         "doc": {"a": [1, None]},
         "tags": ["x", "y"],
+        "rate": "0.00000000",
     }
     assert second["n"] == "0.20"
 

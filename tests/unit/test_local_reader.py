@@ -278,6 +278,7 @@ def test_parquet_rows_are_plain_values_and_row_groups_go_to_the_block_of_their_m
             "at": pa.array([moment, None, moment] * 100, pa.timestamp("ns", "UTC")),
             "day": pa.array([moment.date(), None, None] * 100),
             "price": pa.array([Decimal("1.50"), None, None] * 100, pa.decimal128(9, 2)),
+            "rate": pa.array([Decimal("-0.00000001"), None, Decimal(0)] * 100, pa.decimal128(18, 8)),
             "tags": pa.array([[("k", 1)], None, []] * 100, pa.map_(pa.string(), pa.int64())),
         }
     )
@@ -286,7 +287,9 @@ def test_parquet_rows_are_plain_values_and_row_groups_go_to_the_block_of_their_m
     feed = read("parquet", tmp_path / "a.parquet", split_bytes=1_000)
 
     assert feed.completed > 1
-    assert feed.values[0] == {"n": 1, "at": moment, "day": "2013-01-01", "price": "1.50", "tags": {"k": 1}}
+    row = {"n": 1, "at": moment, "day": "2013-01-01", "price": "1.50", "rate": "-0.00000001", "tags": {"k": 1}}
+    assert feed.values[0] == row
+    assert feed.values[2]["rate"] == "0.00000000"
     assert feed.values[1] == dict.fromkeys(table.column_names)
     assert [value["n"] for value in feed.values] == [1, None, 3] * 100
 
