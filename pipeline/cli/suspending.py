@@ -99,7 +99,8 @@ def suspend_job(
 @contextmanager
 def _held_back(store: JobStore, record: JobRecord) -> Iterator[None]:
     """In the body no source gives anything new; when it fails, those that were not paused before go on."""
-    sources = [stage.name for stage in record.plan.stages if not stage.upstream]
+    of_a_backfill = record.held_back.split("\n")[1:]  # to pause them would take them from it
+    sources = [stage.name for stage in record.plan.stages if not stage.upstream and stage.name not in of_a_backfill]
     held: list[str] = []
     is_done = False
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline import ErrorPolicy, Pipeline, dead_letter, hold_key, read, write
 from pipeline.cli.recomputing import Undertaken
+from pipeline.cli.suspending import suspend_job
 from pipeline.cli.underway import operation_words
 from pipeline.codec import encode_batch
 from pipeline.errors import (
@@ -452,6 +453,23 @@ def test_a_source_that_somebody_pauses_meanwhile_stays_paused(story: Story) -> N
     assert told == [True]
     assert list(story.facts().record.paused) == ["in"]
     story.job.jobs.pause(story.facts().record, "in", is_paused=False)
+    story.assert_right()
+
+
+def test_a_suspend_that_is_refused_leaves_the_input_held_back(story: Story, tmp_path: Path) -> None:
+    met = []
+
+    def between(call: int) -> None:
+        if call == 2:
+            with pytest.raises(Busy, match="backfill of 3 keys of by_key"):
+                suspend_job(Scripts(story.job.client), story.facts().record, LocalPlace(tmp_path), "s", 0.0)
+            met.append(list(story.facts().record.paused))
+        story.send(6, 1) if call == 1 else None
+
+    story.history.between = between
+    story.swap()
+
+    assert met == [["in"]]
     story.assert_right()
 
 
