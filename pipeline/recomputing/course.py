@@ -160,11 +160,12 @@ class Course:
         """Where all of it stands with nothing in flight. Raises NotQuiet, JobStateError, StoreError."""
         jobs, until = JobStore(self.scripts), self.clock() + self.wait_seconds
         while True:
-            stand = self._store.stand()
-            if stand.is_over:
-                raise over(self.record.job, self.wanted.stage)
-            if stand.is_quiet:
-                return stand
+            if not self._store.is_in_flight():
+                stand = self._store.stand()
+                if stand.is_over:
+                    raise over(self.record.job, self.wanted.stage)
+                if stand.is_quiet:
+                    return stand
             if self.clock() >= until:
                 raise NotQuiet(f"not drained after {self.wait_seconds:g} s")
             state = jobs.state(self.record.job)

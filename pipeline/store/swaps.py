@@ -93,30 +93,51 @@ class SwapStore:
 
     def stand(self) -> Stand:
         """Where all of it stands now. Raises ForeignData, StoreError."""
-        places = [(stage.index, number) for stage in self._stages for number in range(stage.serving)]
         entries = [place for stage in self._stages if not stage.upstream for place in _places(stage)]
         with translated():
             # Metas first: where the swap finds these ends again, nothing has come behind them, so the logs are of then.
             pipe = self._client.pipeline(transaction=False)
-            for place in places:
-                pipe.hmget(keys.meta(self._job, *place), _META)
+            self._ask_metas(pipe)
             for place in entries:
                 pipe.hgetall(keys.log(self._job, *place))
             pipe.hgetall(keys.senders(self._job))
             *found, senders = pipe.execute()
-        metas = {place: self._meta(place, raw) for place, raw in zip(places, found, strict=False)}
-        logs = dict(zip(entries, found[len(places) :], strict=True))
-        ends = {place: f"{int(meta['head']) + 1}-{meta['sub']}" for place, meta in metas.items()}
+        metas = self._metas(found)
+        logs = dict(zip(entries, found[len(metas) :], strict=True))
+        ends = {place: _end(meta) for place, meta in metas.items()}
         given, forgotten = self._given(senders, logs)
         return Stand(
             ends=ends,
             owners={place: (meta["token"], int(meta["term"])) for place, meta in metas.items()},
             senders=given,
             forgotten=forgotten,
-            is_quiet=all(meta["pos"] == ends[at] and meta["rec"] == "0" for at, meta in metas.items())
-            and not any(meta["switch"] for meta in metas.values()),
-            is_over=any(meta["done"] for place, meta in metas.items() if place[0] == self._stages[0].index),
+            is_quiet=_is_quiet(metas),
+            is_over=self._is_over(metas),
         )
+
+    def is_in_flight(self) -> bool:
+        """Whether there is something to wait for: as a `stand` says that is neither quiet nor over. Of a job with many
+        senders this costs much less. Raises ForeignData, StoreError.
+        """
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            self._ask_metas(pipe)
+            metas = self._metas(pipe.execute())
+        return not (_is_quiet(metas) or self._is_over(metas))
+
+    @property
+    def _places(self) -> list[Place]:
+        return [(stage.index, number) for stage in self._stages for number in range(stage.serving)]
+
+    def _ask_metas(self, pipe: Any) -> None:
+        for place in self._places:
+            pipe.hmget(keys.meta(self._job, *place), _META)
+
+    def _metas(self, found: Sequence[Any]) -> dict[Place, dict[str, str]]:
+        return {place: self._meta(place, raw) for place, raw in zip(self._places, found, strict=False)}
+
+    def _is_over(self, metas: Mapping[Place, Mapping[str, str]]) -> bool:
+        return any(meta["done"] for place, meta in metas.items() if place[0] == self._stages[0].index)
 
     def _meta(self, place: Place, raw: Sequence[bytes | None]) -> dict[str, str]:
         with ours(keys.meta(self._job, *place)):
@@ -289,6 +310,15 @@ def let_go(scripts: Scripts, record: JobRecord, held_back: str, *, is_own: bool)
 def over(job: str, stage: StagePlan) -> JobStateError:
     """For a stage whose end has come: its timers have fired, and it keeps no state that anybody waits for."""
     return JobStateError(f"the input of stage {stage.name} of job {job!r} has ended: nothing comes behind it any more")
+
+
+def _end(meta: Mapping[str, str]) -> str:
+    """Where the next entry of an inbox will stand."""
+    return f"{int(meta['head']) + 1}-{meta['sub']}"
+
+
+def _is_quiet(metas: Mapping[Place, Mapping[str, str]]) -> bool:
+    return all(meta["pos"] == _end(meta) and meta["rec"] == "0" and not meta["switch"] for meta in metas.values())
 
 
 def _places(stage: StagePlan) -> list[Place]:

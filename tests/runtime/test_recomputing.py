@@ -43,6 +43,7 @@ from pipeline.store.claims import ClaimStore
 from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.swaps import SwapStore
 from tests.runtime.harness import FlakyScripts, LocalJob, Moment
 from tests.runtime.test_moves import Led, wait_until
 
@@ -553,7 +554,13 @@ def test_what_is_not_drained_in_time_changes_nothing_and_the_input_flows(story: 
     story.assert_right()
 
 
-def test_what_is_in_flight_is_waited_for(story: Story) -> None:
+def test_what_is_in_flight_is_waited_for_without_reading_all_senders_at_each_look(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, stands = [], []
+    is_in_flight, stand = SwapStore.is_in_flight, SwapStore.stand
+    monkeypatch.setattr(SwapStore, "is_in_flight", lambda store: (looks.append(is_in_flight(store)), looks[-1])[1])
+    monkeypatch.setattr(SwapStore, "stand", lambda store: (stands.append(stand(store)), stands[-1])[1])
     story.wait_seconds = 1_000.0
     pairs = [[key, 6] for key in KEYS]
     story.job.send(pairs)
@@ -561,6 +568,8 @@ def test_what_is_in_flight_is_waited_for(story: Story) -> None:
 
     story.swap()
 
+    assert (looks[0], looks[-1], sum(each.is_quiet for each in stands)) == (True, False, 1)
+    assert len(stands) == 3  # where history begins, what has come meanwhile, and where the swap is
     story.assert_right()
 
 
