@@ -41,3 +41,14 @@ def count_between(before: Given, after: Given) -> int:
         for split, sent in splits.items()
         for known in (before.get(source, {}).get(split, Sent(0)),)
     )
+
+
+def lost_between(before: Given, after: Given) -> dict[str, int]:
+    """Source -> records that there were before, and are no more; those that have lost none are not in it."""
+    lost: dict[str, int] = {}
+    for source, splits in before.items():
+        for split, known in splits.items():
+            missing = known.records - after.get(source, {}).get(split, Sent(0)).records
+            if missing > 0:
+                lost[source] = lost.get(source, 0) + missing
+    return lost

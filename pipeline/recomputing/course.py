@@ -18,7 +18,7 @@ from pipeline.lifecycle import JobState
 from pipeline.operations import Claim, Phase
 from pipeline.plan import StagePlan
 from pipeline.reading.keytext import key_text
-from pipeline.recomputing.computed import Computed, Given, Recompute, count_between
+from pipeline.recomputing.computed import Computed, Given, Recompute, count_between, lost_between
 from pipeline.recomputing.letters import not_given_up, only_computed
 from pipeline.spark.bulk.letters import Letter
 from pipeline.store.jobs import JobStore
@@ -111,6 +111,7 @@ class Course:
         with self._held_back():
             for _ in range(MOST_SWAPS):
                 stand = self._quiet()
+                self._check_no_loss(given, stand.senders)
                 if count_between(given, stand.senders):
                     computed, given = self._compute(given, stand.senders), stand.senders
                 found = self._try_to_swap(stand, computed)
@@ -134,6 +135,15 @@ class Course:
                 hint="nothing is changed; mend what fails, upgrade the job, and run it again",
             )
         return computed
+
+    def _check_no_loss(self, computed: Given, now: Given) -> None:
+        """Redis may have come back without its last writes: sources send those again, so they would count twice."""
+        for source, records in lost_between(computed, now).items():
+            raise JobStateError(
+                f"job {self.record.job!r} counts {records:,} records less of the source {source} than when their"
+                " history was read: Redis came back without its last writes",
+                hint="nothing is changed; give the command again",
+            )
 
     def _is_short(self, records: int, computed: Computed) -> bool:
         pace = computed.records / computed.seconds if computed.seconds > 0 else 0.0

@@ -474,6 +474,37 @@ def test_a_suspend_that_is_refused_leaves_the_input_held_back(story: Story, tmp_
     story.assert_right()
 
 
+def test_records_that_redis_has_lost_since_they_were_computed_are_not_in_the_state(story: Story) -> None:
+    """Their source gives them again."""
+    wrong, client = story.totals(), story.job.client
+    [(number, partition)] = [
+        value.split() for name, value in client.hgetall(keys.senders("j")).items() if name.startswith(b"n:")
+    ]
+    log = keys.log("j", 0, int(partition))
+    story.history.between = lambda call: client.hincrby(log, number.decode(), -len(KEYS)) if call == 1 else None
+    with pytest.raises(JobStateError, match="job 'j' counts 12 records less of the source in than when") as caught:
+        story.swap()
+
+    client.hincrby(log, number.decode(), len(KEYS))
+    assert "nothing is changed" in caught.value.hint
+    assert story.totals() == wrong
+    assert story.facts().record.paused == {}
+
+
+def test_a_loss_that_was_accepted_since_ends_the_backfill_too(story: Story) -> None:
+    def accept(call: int) -> None:
+        if call == 1:
+            losses = story.job.jobs.losses("j")
+            losses.report(story.facts().record.run, ["12 records of in"])
+            losses.accept(story.facts().record)
+
+    story.history.between = accept
+    wrong = story.totals()
+    with pytest.raises(JobStateError, match="records less of the source in than when"):
+        story.swap()
+    assert story.totals() == wrong
+
+
 # Savepoints.
 
 
