@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, assert_never
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import SinkError
@@ -87,7 +88,7 @@ def _fitted_batch(rows: list[dict[str, Any]], schema: Any) -> Any:
 def _fitted_array(values: list[Any], field: Any) -> Any:
     try:
         if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
-            array = pa.array(values, pa.string()).cast(field.type)
+            array = _times(pa.array(values, pa.string()), field.type)
         else:
             array = pa.array(_as_floats(values) if pa.types.is_floating(field.type) else values, field.type)
     except (pa.ArrowException, OverflowError) as error:
@@ -95,12 +96,27 @@ def _fitted_array(values: list[Any], field: Any) -> Any:
             f"the column {field.name!r} of the table is {field.type}, which does not hold all values: {error}",
             "change them with .map before the sink, or write to another table",
         ) from error
+    if pa.types.is_float32(field.type) and pc.any(pc.is_inf(array)).as_py():  # no JSON has infinity
+        raise SinkError(
+            f"the column {field.name!r} of the table is {field.type}, which does not hold all values: one is too large",
+            "change them with .map before the sink, or write to another table",
+        )
     if not field.nullable and array.null_count:
         raise SinkError(
             f"the column {field.name!r} of the table may not be null, and is in {array.null_count} rows",
             "leave such rows out with .filter before the sink, or give them a value with .map",
         )
     return array
+
+
+def _times(texts: Any, kind: Any) -> Any:
+    """In a column without a zone a time with one stands as UTC, as it is read from there."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        if pa.types.is_date(kind) or kind.tz is not None:
+            raise
+        return texts.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
 
 
 def _as_floats(values: list[Any]) -> list[float | None]:

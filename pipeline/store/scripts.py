@@ -118,7 +118,9 @@ class Scripts:
         before, self.server = self.server, server
         if before and before != server:
             self._known.clear()
-            raise StoreRestarted("Redis was restarted", hint="what works for a job goes on by itself; a command is given again")
+            raise StoreRestarted(
+                "Redis was restarted", hint="what works for a job goes on by itself; a command is given again"
+            )
 
     def _send(self, *command: Any) -> list[Any]:
         """As `client.execute_command`, without its hooks, which look at each argument: half of the cost of a call."""

@@ -153,15 +153,18 @@ def test_rows_take_the_types_of_the_table(tmp_path: Path) -> None:
             ("share", pa.float64()),
             ("day", pa.date32()),
             ("at", pa.timestamp("us", "UTC")),
+            ("there", pa.timestamp("us")),
             ("note", pa.string()),
         ]
     )
     write_deltalake(tmp_path / "table", pa.Table.from_pylist([], schema))
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
-    run(a_sink(tmp_path / "table"), {"small": 7, "share": 2, "day": "2026-01-02", "at": at})
+    run(a_sink(tmp_path / "table"), {"small": 7, "share": 2, "day": "2026-01-02", "at": at, "there": at})
 
-    assert rows_of(tmp_path / "table") == [{"small": 7, "share": 2.0, "day": date(2026, 1, 2), "at": at, "note": None}]
+    [row] = rows_of(tmp_path / "table")
+    times = {"day": date(2026, 1, 2), "at": at, "there": at.replace(tzinfo=None)}
+    assert row == {"small": 7, "share": 2.0, **times, "note": None}
     assert pa.schema(DeltaTable(tmp_path / "table").schema()) == schema
 
 
@@ -175,8 +178,9 @@ def test_rows_take_the_types_of_the_table(tmp_path: Path) -> None:
         ({"n": 1, "needed": None}, "'needed' of the table may not be null, and is in 1 rows"),
         ({"n": 1}, "'needed' may not be null, and the results have no such field"),
         ({"n": 1, "needed": 1, "at": "noon"}, "'at' of the table is timestamp"),
+        ({"n": 1, "needed": 1, "share": 1e39}, "'share' of the table is float, which does not hold all values"),
     ],
-    ids=["text", "fraction", "unknown", "too large", "null", "left out", "no time"],
+    ids=["text", "fraction", "unknown", "too large", "null", "left out", "no time", "infinite"],
 )
 def test_rows_that_do_not_fit_are_refused_by_the_columns_name_and_kept(
     tmp_path: Path, row: dict[str, Any], reason: str
@@ -185,6 +189,7 @@ def test_rows_that_do_not_fit_are_refused_by_the_columns_name_and_kept(
         pa.field("n", pa.int32()),
         pa.field("needed", pa.int64(), nullable=False),
         pa.field("at", pa.timestamp("us")),
+        pa.field("share", pa.float32()),
     ]
     if "needed" not in row and reason.startswith(("'n'", "'m'")):
         row = {**row, "needed": 1}
