@@ -18,31 +18,34 @@ def read_keys(path: Path) -> frozenset[Any]:
 
     Raises PipelineError for a file that cannot be read, or holds no key, or what can be none, or too many.
     """
+    found = set()
     try:
         # Some editors mark UTF-8 at its beginning; and a key may hold what ends a line elsewhere.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    found.add(_key(line.strip(), f"--keys {path}, line {number}"))
+                    check_count(len(found))
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(f"--keys {path} cannot be read: {error}") from error
-    found = set()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            key = parse_key(line.strip())
-            canonical_bytes(key)
-        except (ReadingError, EncodingError) as error:
-            raise PipelineError(f"--keys {path}, line {number}: {error}", hint=error.hint) from error
-        found.add(key)
     if not found:
         raise PipelineError(f"--keys {path}: there is no key in it", hint="write one key a line")
-    check_count(len(found))
     return frozenset(found)
+
+
+def _key(text: str, place: str) -> Any:
+    try:
+        key = parse_key(text)
+        canonical_bytes(key)
+    except (ReadingError, EncodingError) as error:
+        raise PipelineError(f"{place}: {error}", hint=error.hint) from error
+    return key
 
 
 def check_count(keys: int) -> None:
     """Raises PipelineError for more than can be swapped at once."""
     if keys > MOST_KEYS:
         raise PipelineError(
-            f"{keys:,} keys, and {MOST_KEYS:,} is the most that is swapped at once",
+            f"more than {MOST_KEYS:,} keys, which is the most that is swapped at once",
             hint="take them in several parts; for all of a job, begin a new one: celeriac backfill FILE.py",
         )

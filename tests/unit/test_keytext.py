@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ReadingError
+from pipeline.errors import PipelineError, ReadingError
 from pipeline.reading.keytext import key_text, parse_key
-from pipeline.recomputing.keyfile import read_keys
+from pipeline.recomputing.keyfile import MOST_KEYS, read_keys
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.one_of(TEXT, st.integers(-(2**63), 2**64 - 1), st.binary())
@@ -75,3 +75,14 @@ def test_a_file_of_keys_may_begin_with_a_mark_and_a_key_may_hold_what_ends_a_lin
     path.write_bytes('\ufeffcarl\r\n"a\u2028b"\n\nx\x85y\n7'.encode())
 
     assert read_keys(path) == {"carl", "a\u2028b", "x\x85y", 7}
+
+
+def test_of_a_file_with_too_many_keys_no_more_is_read_than_that_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_bytes(b"".join(b"%d\n" % number for number in range(MOST_KEYS + 1)) + 100_000 * b"x" + b"\xff")
+
+    with pytest.raises(PipelineError, match="more than 50,000 keys, which is the most"):
+        read_keys(path)
+    path.write_bytes(b"a\n" + 100_000 * b"x" + b"\xff")
+    with pytest.raises(PipelineError, match=r"keys.txt cannot be read: .*can't decode byte 0xff"):
+        read_keys(path)
