@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.books import FORGOTTEN
 from pipeline.codec import encode_value, key_field, read_timer_member, state_field, timer_member
-from pipeline.errors import Busy, JobStateError
+from pipeline.errors import Busy, JobStateError, StoreRestarted
 from pipeline.facts import JobRecord
 from pipeline.keying import first_table, group_of
 from pipeline.operations import Claim
@@ -206,7 +206,7 @@ class SwapStore:
         """Where all stands as it stood then, this is the state of the keys from here on; or nothing is changed.
 
         Raises OperationLost, JobStateError (also where it is too much for one script), Busy, EncodingError, UnknownJob,
-        StoreFull, StoreError.
+        StoreRestarted, StoreFull, StoreError.
         """
         job, index = self._job, new.stage.index
         table = first_table(new.stage.serving)
@@ -239,6 +239,11 @@ class SwapStore:
                 raise Busy(f"job {job!r} was changed just now", hint="try again")
             case -5:
                 raise unknown_job(job)
+            case -6:
+                raise StoreRestarted(
+                    f"Redis was restarted just now, and the leader of job {job!r} has not seen it yet",
+                    hint="nothing is changed; give the command again when the job goes on",
+                )
             case -7:
                 raise over(job, new.stage)
         return "swapped" if answer[0] == 1 else "not yet"
