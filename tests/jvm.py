@@ -63,10 +63,11 @@ def make() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = spark_session("local[2,4]", Path(folder) / "jvm.log")
         _use(session, Path(folder))
-        process = session.sparkContext._gateway.proc
+        gateway = session.sparkContext._gateway
+        session.stop()
         with suppress(Py4JError, OSError):  # it gives no answer any more
-            session._jvm.System.exit(0)
-        process.wait()
+            gateway.jvm.System.exit(0)
+        gateway.proc.wait()
     if draft.exists():
         draft.rename(path)
     os._exit(0)  # what would stop the session at the end of this process finds none
