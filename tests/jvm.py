@@ -2,7 +2,8 @@
 
     python -m tests.jvm     makes the archive for this Java and this PySpark, unless it is there: once on a machine
 
-It is kept in the cache of the user. Without one, and with a Java that takes none, a JVM starts as it always does.
+It is kept in the folder of this environment of Python, and goes with that. Without one, and with a Java that makes
+none, a JVM starts as it always does.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from typing import Any, Final
 _SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """None lives long enough for the second compiler or for G1."""
 
-_CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "celeriac"
-"""Looked up when this is imported: a test may give its processes a home of their own."""
+_FOLDER: Final = Path(sys.prefix) / "celeriac-tests"
 
 
 def options() -> str:
@@ -42,9 +42,9 @@ def _archive() -> Path:
     try:
         java = (ensure_java() / "bin" / "java").resolve()
     except EnvironmentFault:
-        return _CACHE / "none"
-    facts = f"{java} {java.stat().st_mtime_ns} {version('pyspark')} {sys.prefix}"
-    return _CACHE / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
+        return _FOLDER / "none"
+    facts = f"{java} {java.stat().st_mtime_ns} {version('pyspark')}"
+    return _FOLDER / f"spark-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
 
 
 def make() -> None:

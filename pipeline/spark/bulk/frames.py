@@ -66,7 +66,8 @@ class Frames:
             frame = self._keyed(stage) if stage.keyed else self._entry(stage)
         task = self.tasks[stage.index]
         goes_on = len(stage.exchanges) == 1 and stage.exchanges.keys().isdisjoint(self.transforms)
-        if goes_on and task.handed.isdisjoint(stage.sinks) and not task.keeps_state:
+        has_state = stage.keyed and task.keeps_state
+        if goes_on and task.handed.isdisjoint(stage.sinks) and not has_state:
             self._lazy[stage.index] = frame
             return None
         path = self._path(stage)
