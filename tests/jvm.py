@@ -61,6 +61,7 @@ def make() -> None:
     from pipeline.spark.session import spark_session
 
     with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder  # of the session, too
         session = spark_session("local[2,4]", Path(folder) / "jvm.log")
         _use(session, Path(folder))
         gateway = session.sparkContext._gateway
