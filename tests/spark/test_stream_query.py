@@ -123,14 +123,14 @@ def test_partitions_go_from_workers_to_spark_and_back_in_the_middle(spark: Any, 
     """The workers take them over while a batch runs: what it has not committed by then is refused."""
     driver = Driver(spark, job, tmp_path / "q")
     job.assign("w0")
-    job.send(numbered(KEYS, 20), entry_records=7)
+    job.send(numbered(KEYS, 40), entry_records=7)
     job.serve()
     driver.take()
     job.workers.pop("w0").close()
-    job.send(numbered(KEYS, 40, 21), entry_records=7)
+    job.send(numbered(KEYS, 60, 41), entry_records=7)
     with driver.running(records=20) as query:
         wait_until(lambda: driver.batches >= 2, "two batches have run", 60.0)
-        job.send(numbered(KEYS, 40, 61), entry_records=7)
+        job.send(numbered(KEYS, 100, 101), entry_records=7)
         wait_until(lambda: driver.batches >= 3, "a batch of these has run", 60.0)
 
         job.assign("w1", is_told=False)
@@ -140,12 +140,12 @@ def test_partitions_go_from_workers_to_spark_and_back_in_the_middle(spark: Any, 
 
         driver.take()
         job.workers.pop("w1").close()
-        job.send(numbered(KEYS, 20, 101), entry_records=7)
+        job.send(numbered(KEYS, 50, 201), entry_records=7)
         job.end_input()
         driver.wait(query)
 
     job.assert_done()
-    assert_sequence(job, KEYS, 120)
+    assert_sequence(job, KEYS, 250)
 
 
 def test_a_driver_that_dies_behind_a_batch_runs_it_again_and_doubles_nothing(
