@@ -22,8 +22,9 @@ from pipeline.facts import JobFacts
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
+from tests import jvm
 from tests.compose.composition import Service, services
-from tests.e2e.chaos import ROOT, SMALL_JVM, wait_until
+from tests.e2e.chaos import ROOT, wait_until
 
 PORTS: Final = ("5555", "7077", "8080", "8081")
 """Of Flower and Spark, as the files name them."""
@@ -94,7 +95,7 @@ class Engine:
         """Only what the file says, what any container has, and what makes a JVM start sooner."""
         path = f"{self.programs}:/usr/local/bin:/usr/bin:/bin"
         given = {"PATH": path, "HOSTNAME": socket.gethostname(), "HOME": str(self.temporary)}
-        ours = {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SMALL_JVM}
+        ours = {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": jvm.options()}
         return {**given, **ours, **self.here(service.environment)}
 
     def here(self, environment: dict[str, str]) -> dict[str, str]:

@@ -30,6 +30,7 @@ from pipeline.settings import Limits
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
+from tests import jvm
 
 ROOT: Final = Path(__file__).parents[2]
 SPOILED: Final = f"{Path(__file__).parent / 'spoiled'}{os.pathsep}{ROOT}"
@@ -38,9 +39,6 @@ SPOILED: Final = f"{Path(__file__).parent / 'spoiled'}{os.pathsep}{ROOT}"
 MARK: Final = "CELERIAC_TEST_MARK"
 FOREIGN: Final = ("CELERIAC_REDIS", "PYTHONHASHSEED", "XDG_CONFIG_HOME")
 """Variables of the shell that would decide how a story goes."""
-
-SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JAVA_TOOL_OPTIONS of every JVM of a test: none lives long enough for the second compiler or for G1."""
 
 SEED_VARIABLE: Final = "CELERIAC_TEST_SEED"
 
@@ -181,7 +179,7 @@ class Site:
             "HOME": self.home,
             "XDG_CACHE_HOME": self.root / "cache",
             "PYTHONPATH": ROOT,
-            "JAVA_TOOL_OPTIONS": SMALL_JVM,
+            "JAVA_TOOL_OPTIONS": jvm.options(),
         }
         own = {MARK: self.mark, **{name: str(place) for name, place in places.items()}}
         return {**{name: value for name, value in os.environ.items() if name not in FOREIGN}, **own, **more}

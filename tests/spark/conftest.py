@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pipeline.errors import EnvironmentFault
-from tests.e2e.chaos import SMALL_JVM
+from tests import jvm
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A session with two cores and four attempts at a task."""
-    os.environ["JAVA_TOOL_OPTIONS"] = SMALL_JVM
+    os.environ["JAVA_TOOL_OPTIONS"] = jvm.options()
     try:
         from pipeline.spark.session import spark_session
 

@@ -19,6 +19,7 @@ from pipeline import Pipeline, count, fail, read, total, write
 from pipeline.errors import PipelineError, RecordFailed, SinkAway
 from pipeline.records import Batch
 from pipeline.settings import Limits
+from pipeline.spark.bulk.connecting import CARRYING
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
 from tests.spark.seeds import Kept
 
@@ -239,6 +240,7 @@ def test_a_run_that_goes_on_from_the_state_of_another_ends_as_one_run_would(spar
             bulk.prepare()
             bulk.compute(spark)
             bulk.publish()
+            assert sorted(bulk.folders) == [1, 2], "a source that feeds one stage is not written down before"
             found: dict[str, Any] = {}
             for name, key, value in outputs:
                 found.setdefault(f"{name} {key}", []).append(value)
@@ -307,11 +309,10 @@ def test_a_generator_with_an_end_is_read_through_its_faults(bulk: Callable[..., 
 
 
 def test_settings_of_the_session_are_as_before(bulk: Callable[..., BulkResult], spark: Any, tmp_path: Path) -> None:
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(name)
+    before = {name: spark.conf.get(name) for name in CARRYING}
     flow = Pipeline("settled")
     flow.source(read.iterable([1])).sink(write.jsonl(tmp_path / "out"))
 
     bulk(flow)
 
-    assert spark.conf.get(name) == before
+    assert {name: spark.conf.get(name) for name in CARRYING} == before

@@ -1,17 +1,23 @@
-"""The examples as they are on the Spark engine: what they give live, to a user's eye. Nothing is left behind."""
+"""The examples as they are on the Spark engine: what they give live, to a user's eye. Nothing is left behind.
+
+Their process is told settings of Spark, which must reach the JVM before it starts, and stand in no process list.
+"""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
 
+from pipeline.spark.settings import SETTINGS_VARIABLE
 from tests.e2e import nexmark
 from tests.e2e.chaos import Site, a_chance, read_rows
 from tests.e2e.references import (
@@ -36,17 +42,41 @@ from pipeline.cli.main import run_command
 for example in sys.argv[1:]:
     if code := run_command(["run", example, "--engine", "spark", "--master", "local[2,4]"]):
         sys.exit(code)
+
+import json, psutil
+from pipeline.spark.session import spark_session
+
+session = spark_session()
+children = [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+lines = [" ".join(each.cmdline()) for each in children]
+names = ("spark.driver.memory", "spark.sql.shuffle.partitions", "spark.hadoop.fs.s3a.secret.key", "spark.ui.enabled")
+told = {name: session.conf.get(name) for name in names}
+runtime = session._jvm.java.lang.Runtime.getRuntime().maxMemory()
+hadoop = session._jsc.hadoopConfiguration().get("fs.s3a.secret.key")
+print(json.dumps({"told": told, "memory": runtime, "hadoop": hadoop, "lines": lines}))
 """
+
+SECRET = "hunter2 \N{GREEK SMALL LETTER PI}=:#!"
+SET = {
+    "spark.driver.memory": "520m",
+    "spark.sql.shuffle.partitions": "3",
+    "spark.hadoop.fs.s3a.secret.key": SECRET,
+}
+"""Settings of the user's, in the place of ours."""
 
 
 @dataclass(frozen=True)
 class InBulk:
-    """Three examples, run by one process one after the other: Spark starts once. `said`: on standard error."""
+    """Three examples, run by one process one after the other: Spark starts once. `said`: on standard error.
+
+    found: what the process has seen of its session at the end.
+    """
 
     site: Site
     words: Counter[str]
     flights: pandas.DataFrame
     said: str
+    found: dict[str, Any]
 
     @property
     def out(self) -> Path:
@@ -70,14 +100,18 @@ def in_bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InBulk]:
         done = subprocess.run(
             [sys.executable, "-c", ONE_BY_ONE, *(str(EXAMPLES / name) for name in names)],
             cwd=root / "work",
-            env=site.environment(WORDS=str(root / "texts"), NEXMARK=str(events)),
+            env=site.environment(
+                WORDS=str(root / "texts"),
+                NEXMARK=str(events),
+                **{SETTINGS_VARIABLE: "\n".join(f"{name}={value}" for name, value in SET.items())},
+            ),
             capture_output=True,
             text=True,
             timeout=SECONDS,
         )
         assert done.returncode == 0, done.stderr
         site.assert_clean("out")
-        yield InBulk(site, words, some, done.stderr)
+        yield InBulk(site, words, some, done.stderr, json.loads(done.stdout.splitlines()[-1]))
     finally:
         site.close()
 
@@ -107,3 +141,13 @@ def test_nexmark_gives_the_same_on_both_engines_and_what_its_queries_say(in_bulk
         rows, in_live = (list(read_rows(out / "nexmark" / query)) for out in (in_bulk.out, live.folder / "out"))
         assert nexmark.in_order(rows) == nexmark.in_order(in_live), query
         assert nexmark.in_order(nexmark.seen(query, rows)) == nexmark.in_order(values), query
+
+
+def test_settings_reach_spark_before_its_jvm_starts_and_stand_in_no_process_list(in_bulk: InBulk) -> None:
+    found = in_bulk.found
+
+    assert found["told"] == {**SET, "spark.ui.enabled": "false"}
+    assert found["hadoop"] == SECRET
+    assert 460 << 20 < found["memory"] < 530 << 20
+    assert any("java" in line for line in found["lines"])
+    assert not any("hunter2" in line for line in found["lines"])

@@ -390,9 +390,12 @@ def test_a_worker_or_a_burst_on_spark_refuses_the_job(
 
 def test_in_bulk_the_function_sees_all_records_at_once_and_they_are_counted(spark: Any) -> None:
     seen: list[int] = []
+    names = ("spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage")
+    settings: list[Any] = []
 
     def counted(frame: Any) -> Any:
         seen.append(frame.count())
+        settings.extend(frame.sparkSession.conf.get(name) for name in names)
         return frame.where("n % 2 = 0")
 
     flow = Pipeline("bulk")
@@ -405,6 +408,7 @@ def test_in_bulk_the_function_sees_all_records_at_once_and_they_are_counted(spar
 
     assert sorted(given) == list(range(0, 1000, 2))
     assert seen == [1000]
+    assert settings == [spark.conf.get(name) for name in names] == ["true", "true"]
     assert [
         (stage.name, counts.taken, counts.emitted, counts.dead)
         for stage, counts in zip(result.plan.stages, result.stages, strict=True)

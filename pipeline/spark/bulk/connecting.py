@@ -25,7 +25,14 @@ MASTER: Final = re.compile(
 _CONNECT_SECONDS: Final = 5.0
 _CONNECT_NEEDS: Final = ("grpc", "google.rpc", "zstandard")
 
+PLANNING: Final = {
+    # Nothing is gained by plans that are made again between shuffles, nor by code that is compiled for some rows.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
+
 CARRYING: Final = {
+    **PLANNING,
     # A row is a batch of some thousand records: Spark's default of rows in one transfer is far too many.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
     "spark.sql.session.timeZone": "UTC",
@@ -76,20 +83,23 @@ def default_partitions(session: SparkSession) -> int:
 
 
 @contextmanager
-def tuned(session: SparkSession, settings: Mapping[str, str] = CARRYING) -> Iterator[None]:
-    """The settings that a run needs; those of the session come back at the end."""
+def tuned(session: SparkSession, settings: Mapping[str, str | None] = CARRYING) -> Iterator[Mapping[str, str | None]]:
+    """The settings that a run needs. Those of the session, None for one that is not set, are given, and come back."""
     before = {name: session.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        session.conf.set(name, value)
+    _set(session, settings)
     try:
-        yield
+        yield before
     finally:
         with suppress(Exception):  # the session may have ended
-            for name, old in before.items():
-                if old is None:
-                    session.conf.unset(name)
-                else:
-                    session.conf.set(name, old)
+            _set(session, before)
+
+
+def _set(session: SparkSession, settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            session.conf.unset(name)
+        else:
+            session.conf.set(name, value)
 
 
 def check_remote(remote: str) -> None:

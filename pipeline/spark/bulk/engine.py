@@ -51,7 +51,7 @@ from pipeline.sinks.links import SinkLinks
 from pipeline.sinks.places import FILE_FORMATS, target_path
 from pipeline.sinks.publisher import Published, discard, publish
 from pipeline.spark.bulk.carrier import Seed, StageTask
-from pipeline.spark.bulk.connecting import default_partitions, open_session, tuned
+from pipeline.spark.bulk.connecting import PLANNING, default_partitions, open_session, tuned
 from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
@@ -293,8 +293,9 @@ class BulkRun:
         wanted = self._wanted()
         tasks = {stage.index: self._task(stage) for stage in wanted}
         transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
-        frames = Frames(session, self.plan, tasks, self._portions, self._scratch, transforms, self._natives)
-        with tuned(session):
+        with tuned(session) as before:
+            own = {name: before[name] for name in PLANNING}
+            frames = Frames(session, self.plan, tasks, self._portions, self._scratch, own, transforms, self._natives)
             for stage in wanted:
                 if stage.index in self._natives:
                     self._compute_natively(stage, frames)

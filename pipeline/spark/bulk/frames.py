@@ -37,6 +37,7 @@ from pipeline.spark.frames import applied, spark_schema, words_of_any
 class Frames:
     """`tasks`: by index of the stage. `portions`: by name of the source. `folder` is seen by all of Spark.
 
+    planning: settings of the session for what Spark computes itself, and functions of the user's.
     transforms: the DataFrame operators, by the name of the stage that each begins. natives: what Spark computes itself,
     by index of the entry stage.
     """
@@ -46,6 +47,7 @@ class Frames:
     tasks: Mapping[int, StageTask]
     portions: Mapping[str, Portions]
     folder: Path
+    planning: Mapping[str, str | None]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     natives: Mapping[int, Finals] = field(default_factory=dict)
     _native: dict[int, Path] = field(default_factory=dict)
@@ -64,7 +66,8 @@ class Frames:
             frame = self._keyed(stage) if stage.keyed else self._entry(stage)
         task = self.tasks[stage.index]
         goes_on = len(stage.exchanges) == 1 and stage.exchanges.keys().isdisjoint(self.transforms)
-        if goes_on and task.handed.isdisjoint(stage.sinks) and not task.keeps_state:
+        has_state = stage.keyed and task.keeps_state
+        if goes_on and task.handed.isdisjoint(stage.sinks) and not has_state:
             self._lazy[stage.index] = frame
             return None
         path = self._path(stage)
@@ -79,7 +82,7 @@ class Frames:
         assert isinstance(portions, FilePortions)
         path = self.folder / f"native-{stage.index:03d}"
         tasks = str(self.plan.stage(finals.keyed).serving)
-        with tuned(self.session, {**COMPUTING, "spark.sql.shuffle.partitions": tasks}):
+        with tuned(self.session, {**COMPUTING, **self.planning, "spark.sql.shuffle.partitions": tasks}):
             frame, headers = frame_of(self.session, finals, portions.source)
             rows = frame.mapInArrow(FinalRows.of(finals, self.plan).run, DDL)
             rows.write.partitionBy("edge").parquet(str(path))
@@ -119,8 +122,9 @@ class Frames:
                 reduce(DataFrame.unionByName, frames).select("payload").mapInArrow(UnpackTask(node.columns).run, schema)
             )
         try:
-            made = _with_types(applied(node, given))
-            made.write.parquet(path)
+            with tuned(self.session, self.planning):
+                made = _with_types(applied(node, given))
+                made.write.parquet(path)
         except BaseException as error:
             if not is_of_user_code(error):
                 raise
