@@ -31,7 +31,9 @@ def shown_url(url: str) -> str:
     found = _ADDRESS.fullmatch(url)
     if found is None:
         return "an address that is none of JDBC"
-    rest = _PARAMETERS.split(found[2], maxsplit=1)[0]
+    rest, *parameters = _PARAMETERS.split(found[2], maxsplit=1)
+    if parameters and "@" in parameters[0]:
+        return f"jdbc:{found[1]}:***"  # a password may hold a sign that begins parameters
     # A password may hold an @: the last one ends it. Oracle has user/password@//host, others //user:password@host.
     user, at, host = rest.rpartition("@")
     slashes = "//" if at and user.startswith("//") else ""
