@@ -216,7 +216,7 @@ def jdbc(
     url: a JDBC address, or "env:NAME" for what that variable holds where it is read.
     properties: what the driver and Spark's JDBC reader are given (user, password, fetchsize, ...); "env:NAME" as for
     the address. Neither they nor what is secret in the address enter the plan or Redis.
-    driver: the class, where its jar does not register it. The jar goes to Spark: --conf spark.jars=/path/driver.jar.
+    driver: its class, needed with a jar that goes to Spark by --conf spark.jars=/path/driver.jar.
     partition_column, lower, upper, partitions: read by so many queries at once, each for a range of that column, which
     holds numbers, dates or times. The bounds only cut the ranges: rows beyond them are read, too.
     Raises PipelineError for a bad argument.

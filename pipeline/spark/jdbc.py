@@ -124,8 +124,8 @@ def _told(session: Any, error: Exception, spec: SourceSpec, address: JdbcAddress
     if any(sign in words or sign in str(error) for sign in _NO_DRIVER):
         return EnvironmentFault(
             f"Spark has no JDBC driver for {address.shown}",
-            hint="give it the jar: --conf spark.jars=/path/driver.jar, and driver='its.Class' where the jar does not"
-            " register one; a Connect server or cluster needs it itself",
+            hint="give it the jar and name the class in it: --conf spark.jars=/path/driver.jar, and driver='its.Class';"
+            " a Connect server or cluster needs the jar itself",
         )
     if _NO_TYPE in words:
         kind = words.partition("name: ")[2].partition(", id:")[0]

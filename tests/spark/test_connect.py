@@ -103,6 +103,27 @@ def test_a_connect_server_runs_the_same_file_and_the_frames_of_a_live_job(site: 
     assert [row["n"] for row in read_rows(live.folder / "out")] == list(range(0, 400, 2))
 
 
+DATABASE = """
+from pipeline import Pipeline, read, write
+
+rows = "SELECT * FROM (VALUES (1, TIME('12:13:14'), TIMESTAMP('2026-03-29 02:30:00'))) AS T (ID, CLOCK, SOLD)"
+flow = Pipeline("rows")
+source = read.jdbc("jdbc:derby:memory:shop;create=true", rows, staging="staging")
+flow.source(source, name="in").sink(write.jsonl("out"), name="out")
+"""
+
+
+def test_a_database_is_read_by_a_connect_server(site: Site, connect_server: str) -> None:
+    site.write(DATABASE)
+    run = site.start("flow.py", *ENGINE, "--remote", connect_server)
+
+    run.finish(seconds=SECONDS)
+
+    [row] = read_rows(run.folder / "out")
+    assert row == {"ID": 1, "CLOCK": "12:13:14", "SOLD": "2026-03-29T02:30:00Z"}
+    assert list((run.folder / "staging").iterdir()) == []
+
+
 # --- the data source
 
 
