@@ -24,6 +24,8 @@ from pipeline.sinks.places import disk_fault, make_folder, remove_folder, sync_f
 
 _COPY: Final = re.compile(r"(.+\..+)\.([0-9a-f]{16})")
 _DRAFT: Final = ".draft"
+_OURS: Final = re.compile(rf"[0-9a-f]{{16}}({re.escape(_DRAFT)})?")
+_LOCK: Final = ".lock"
 _LOOK_SECONDS: Final = 0.2
 
 _log = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ def copying(staging: str, owner: str, sleep: Callable[[float], None] = time.slee
     handle = -1
     try:
         make_folder(folder)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # A file that can be written: locks of NFS need that.
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         _lock(handle, folder, sleep)
     except OSError as error:
         if handle >= 0:
@@ -85,8 +88,7 @@ def new_copy(staging: str, owner: str, write: Callable[[Path], None]) -> str:
     name = secrets.token_hex(8)
     draft = folder / (name + _DRAFT)
     try:
-        for left in folder.iterdir():
-            remove_folder(left)
+        _remove_ours(folder)
         write(draft)
         _make_lasting(draft)
         draft.rename(folder / name)
@@ -99,12 +101,24 @@ def new_copy(staging: str, owner: str, write: Callable[[Path], None]) -> str:
 
 
 def remove_copies(staging: str, owner: str) -> None:
-    """Removes all copies of the owner, if there are any. Raises SinkError."""
+    """Removes all copies of the owner, if there are any, and nothing else. Raises SinkError."""
     folder = Path(staging) / owner
     try:
-        remove_folder(folder)
+        if folder.is_dir():
+            _remove_ours(folder)
+            (folder / _LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+    except FileNotFoundError:
+        return  # another process of this job removes the same folder
     except OSError as error:
-        raise disk_fault(error, folder, "remove") from error
+        if error.errno != errno.ENOTEMPTY:  # somebody else keeps something there
+            raise disk_fault(error, folder, "remove") from error
+
+
+def _remove_ours(folder: Path) -> None:
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            remove_folder(path)
 
 
 def _lock(handle: int, folder: Path, sleep: Callable[[float], None]) -> None:

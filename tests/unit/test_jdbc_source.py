@@ -116,6 +116,10 @@ def test_variables_are_looked_up_where_the_source_is_read(tmp_path: Path, monkey
 # --- copies
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def put(folder: Path) -> None:
     folder.mkdir()
     (folder / "part-0.parquet").write_bytes(b"rows")
@@ -131,13 +135,13 @@ def test_a_copy_appears_whole_and_takes_what_earlier_attempts_left_with_it(tmp_p
     with copying(str(tmp_path), owner):
         with pytest.raises(KeyboardInterrupt):
             new_copy(str(tmp_path), owner, dies)
-        assert list((tmp_path / owner).iterdir()) == []
+        assert names(tmp_path / owner) == [".lock"]
         (tmp_path / owner / "0123456789abcdef.draft").mkdir()
         first = new_copy(str(tmp_path), owner, put)
         second = new_copy(str(tmp_path), owner, put)
 
     assert first != second
-    assert list((tmp_path / owner).iterdir()) == [folder_of(str(tmp_path), second)]
+    assert names(tmp_path / owner) == [".lock", folder_of(str(tmp_path), second).name]
     assert folder_of(str(tmp_path), second).parent.name == "j.1.in"
     remove_copies(str(tmp_path), owner)
     remove_copies(str(tmp_path), owner)
@@ -165,6 +169,16 @@ def test_of_two_who_copy_for_one_owner_the_second_waits_and_other_owners_do_not(
     thread.join(30)
 
     assert is_in.is_set()
+
+
+def test_what_is_none_of_ours_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / "j.in" / "mine").mkdir(parents=True)
+
+    with copying(str(tmp_path), "j.in"):
+        new_copy(str(tmp_path), "j.in", put)
+    remove_copies(str(tmp_path), "j.in")
+
+    assert names(tmp_path / "j.in") == ["mine"]
 
 
 def test_a_copy_that_is_gone_is_named(tmp_path: Path) -> None:
