@@ -162,7 +162,7 @@ def test_results_state_and_errors_are_those_of_a_classic_session(session: Any, j
 
 def test_a_stream_of_results_ends_and_goes_on_from_its_checkpoint(session: Any, job: LocalJob, tmp_path: Path) -> None:
     def run() -> list[int]:
-        frame = streamed(session, job.url, stream="out", reader="archive", max_records=25)
+        frame = streamed(session, job.url, stream="out", reader="archive", max_records=40)
         query = (
             frame.writeStream.format("parquet")
             .option("path", str(tmp_path / "rows"))
@@ -170,7 +170,7 @@ def test_a_stream_of_results_ends_and_goes_on_from_its_checkpoint(session: Any, 
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(240)
+        assert query.awaitTermination(int(SECONDS))
         assert query.exception() is None
         return sorted(row.position for row in session.read.parquet(str(tmp_path / "rows")).collect())
 
@@ -200,7 +200,7 @@ def test_rows_come_in_once_by_batch_and_by_stream(session: Any, job: LocalJob, t
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(240)
+        assert query.awaitTermination(int(SECONDS))
         assert query.exception() is None
         forget_newest_commit(checkpoint)
     assert numbers(job) == list(range(2_300))
