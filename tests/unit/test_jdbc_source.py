@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from pipeline.settings import Limits
 from pipeline.sources.jdbcaddress import JdbcAddress, shown_url
 from pipeline.sources.layout import open_files
 from pipeline.sources.snapshots import copying, folder_of, new_copy, owner_of, remove_copies
-from pipeline.sources.versions import at_version, copy_split, needs_copy
+from pipeline.sources.versions import at_version, copy_split, needs_copy, pinned
 
 URL = "jdbc:postgresql://shop:s3cret@db:5432/shop?password=s3cret2&ssl=true"
 WITH = {"user": "shop", "password": "s3cret3"}
@@ -169,6 +169,32 @@ def test_of_two_who_copy_for_one_owner_the_second_waits_and_other_owners_do_not(
     thread.join(30)
 
     assert is_in.is_set()
+
+
+class LateFeed:
+    """Another feeder names its copy after this one has looked for the first time."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def splits(self, beginning: str = "") -> list[str]:
+        before = [name for name in self.found if name.startswith(beginning)]
+        self.found = [copy_split("j.in.0123456789abcdef")]
+        return before
+
+    def lane(self, split: str) -> Any:
+        raise AssertionError(split)
+
+
+def test_a_feeder_that_has_waited_reads_the_copy_that_the_other_one_made(tmp_path: Path) -> None:
+    spec = read.jdbc(URL, "orders", staging=tmp_path)
+
+    def copies() -> str:
+        raise AssertionError
+
+    found = pinned(spec, cast("Any", LateFeed()), "j.in", copies)
+
+    assert found.options["copy"] == "j.in.0123456789abcdef"
 
 
 def test_what_is_none_of_ours_is_never_removed(tmp_path: Path) -> None:
