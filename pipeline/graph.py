@@ -16,7 +16,7 @@ from pipeline.schemas import Column
 class SourceSpec:
     """What a source reads. `path` is a file, folder or glob.
 
-    `format` is text, csv, json, parquet, delta, iterable, producer, generator, sql, redis_stream or kafka.
+    `format` is text, csv, json, parquet, delta, jdbc, iterable, producer, generator, sql, redis_stream or kafka.
     `options` holds JSON values only (column names, delimiter, engine, ...) and enters the plan, which others may read.
     `items` makes the values of an iterable source, `fn` those of a generator source. `secrets` (addresses with
     passwords) and the functions stay in the processes that load the graph.

@@ -9,8 +9,9 @@ from typing import Final
 
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import EnvironmentFault, PipelineError
-from pipeline.graph import Node, Transform
+from pipeline.graph import Node, Source, Transform
 from pipeline.programs.checking import find_programs
+from pipeline.sources.jdbcaddress import JdbcAddress
 
 REMOTE_VARIABLE: Final = "CELERIAC_SPARK_REMOTE"
 """The Connect server whose Spark runs the DataFrame operators of workers; without one each has a JVM of its own."""
@@ -30,21 +31,35 @@ def find_needs(nodes: Iterable[Node], environment: Mapping[str, str] = os.enviro
     frames = next((node for node in nodes if isinstance(node, Transform)), None)
     if frames is None:
         return
-    missing = [name for name in _SPARK if find_spec(name) is None]
-    if missing:
-        raise EnvironmentFault(
-            f"operator {frames.name!r} needs Spark, and {', '.join(missing)} is not installed",
-            hint="pip install 'celeriac[spark]'",
-        )
+    _find_libraries(f"operator {frames.name!r}")
     if environment.get(REMOTE_VARIABLE):
         from pipeline.spark.bulk.connecting import check_remote
 
         check_remote(environment[REMOTE_VARIABLE])
         return
+    _find_java(f"operator {frames.name!r}", environment)
+
+
+def find_jdbc(source: Source, environment: Mapping[str, str] = os.environ) -> None:
+    """What a `read.jdbc` needs where it is fed. Raises EnvironmentFault, naming the source; InputError."""
+    _find_libraries(f"source {source.name!r}")
+    _find_java(f"source {source.name!r}", environment)
+    JdbcAddress.of(source.spec)
+
+
+def _find_libraries(who: str) -> None:
+    missing = [name for name in _SPARK if find_spec(name) is None]
+    if missing:
+        raise EnvironmentFault(
+            f"{who} needs Spark, and {', '.join(missing)} is not installed", hint="pip install 'celeriac[spark]'"
+        )
+
+
+def _find_java(who: str, environment: Mapping[str, str]) -> None:
     try:
         ensure_java(environment=environment)
     except EnvironmentFault as fault:
-        raise EnvironmentFault(f"operator {frames.name!r}: {fault}", fault.hint) from fault
+        raise EnvironmentFault(f"{who}: {fault}", fault.hint) from fault
 
 
 def refuse_frames(nodes: Iterable[Node], where: str) -> None:

@@ -9,6 +9,7 @@ from pipeline.sinks.links import SinkLinks
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.publisher import Published, check_target, discard, publish
 from pipeline.sinks.staging import StagedFacts
+from pipeline.sources.snapshots import owner_of, remove_copies
 from pipeline.store.jobs import JobStore
 
 
@@ -57,6 +58,12 @@ def publish_job(store: JobStore, record: JobRecord) -> list[Published]:
 
 
 def discard_job(record: JobRecord) -> None:
-    """Removes the staging files of all sinks, once they are published or not wanted. Raises SinkError."""
+    """Removes the staging files of all sinks, once they are published or not wanted, and copies of tables.
+
+    Raises SinkError.
+    """
     for sink in file_sinks(record.plan):
         discard(sink, record.job)
+    for source in record.plan.sources:
+        if source.format == "jdbc":
+            remove_copies(source.options["staging"], owner_of(record.job, source.name))

@@ -11,7 +11,8 @@ from pipeline.addresses import checked_address
 from pipeline.errors import PipelineError
 from pipeline.graph import SourceSpec
 from pipeline.plan import PRODUCER_FORMAT
-from pipeline.sinks.secrets import without_secrets
+from pipeline.sinks.secrets import is_variable, without_secrets
+from pipeline.sources.jdbcaddress import URL, is_jdbc, shown_url
 from pipeline.validation import absolute_path, check_function, checked_seconds, is_unicode, suggestion
 
 READERS: Final = ("auto", "local", "spark")
@@ -193,6 +194,96 @@ def sql(url: str, table: str, column: str | Sequence[str], *, poll_seconds: floa
     return SourceSpec("sql", options=options, secrets={"url": address})
 
 
+def jdbc(
+    url: str,
+    table: str,
+    *,
+    staging: str | os.PathLike[str],
+    properties: Mapping[str, str] | None = None,
+    driver: str | None = None,
+    partition_column: str | None = None,
+    lower: int | str | None = None,
+    upper: int | str | None = None,
+    partitions: int = 1,
+) -> SourceSpec:
+    """The rows of a table, or of a query (any text with a space in it), as dicts, read by Spark through JDBC.
+
+        read.jdbc("jdbc:postgresql://host/shop", "orders", staging="/data/staging",
+                  properties={"user": "shop", "password": "env:SHOP_PASSWORD"})
+
+    Spark copies the rows once into Parquet files below the folder `staging`, and those are what the job reads, whatever
+    becomes of the table: they go with the job. All hosts of Spark, and whoever feeds the job, must see that folder.
+    url: a JDBC address, or "env:NAME" for what that variable holds where it is read.
+    properties: what the driver and Spark's JDBC reader are given (user, password, fetchsize, ...); "env:NAME" as for
+    the address. Neither they nor what is secret in the address enter the plan or Redis.
+    driver: its class, needed with a jar that goes to Spark by --conf spark.jars=/path/driver.jar.
+    partition_column, lower, upper, partitions: read by so many queries at once, each for a range of that column, which
+    holds numbers, dates or times. The bounds only cut the ranges: rows beyond them are read, too.
+    Raises PipelineError for a bad argument.
+    """
+    owner = "read.jdbc"
+    address = _jdbc_address(url)
+    secrets = _settings(properties, "properties", owner, {"password": "env:SHOP_PASSWORD"})
+    for name in secrets:
+        if name.lower() in _JDBC_ARGUMENTS:
+            raise PipelineError(f"{owner}: {name!r} is no property here", hint=_JDBC_ARGUMENTS[name.lower()])
+    options = {
+        "url": shown_url(address),
+        "table": _text(table, "table", owner),
+        "staging": absolute_path(staging, owner),
+        "driver": None if driver is None else _text(driver, "driver", owner),
+        "ranges": _ranges(partition_column, lower, upper, partitions),
+    }
+    return SourceSpec("jdbc", options=options, secrets={**secrets, URL: address})
+
+
+_JDBC_ARGUMENTS: Final = {
+    "url": "it is the first argument",
+    "dbtable": "the table is the second argument",
+    "query": "the query is the second argument",
+    "driver": "give driver=...",
+    "partitioncolumn": "give partition_column=...",
+    "lowerbound": "give lower=...",
+    "upperbound": "give upper=...",
+    "numpartitions": "give partitions=...",
+    "prefertimestampntz": "times without a zone count as UTC",
+}
+"""Options of Spark's reader that are given otherwise."""
+
+_MOST_JDBC_PARTITIONS: Final = 1_000
+
+
+def _jdbc_address(url: object) -> str:
+    hint = 'for example "jdbc:postgresql://host/shop", or "env:NAME" for what that variable holds'
+    if not isinstance(url, str) or not is_unicode(url) or "\0" in url:
+        raise PipelineError("read.jdbc: the address must be text", hint=hint)
+    if not is_variable(url) and not is_jdbc(url):
+        raise PipelineError("read.jdbc: the address does not begin with jdbc: and the name of a driver", hint=hint)
+    return url
+
+
+def _ranges(column: object, lower: object, upper: object, partitions: object) -> list[Any] | None:
+    """Column, bounds and number; None where one query reads all."""
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= _MOST_JDBC_PARTITIONS:
+        raise PipelineError(
+            f"read.jdbc: partitions must be a number from 1 to {_MOST_JDBC_PARTITIONS:,}, not {partitions!r}"
+        )
+    given = [column, lower, upper]
+    if column is None and lower is None and upper is None:
+        if partitions > 1:
+            raise PipelineError("read.jdbc: several partitions need partition_column, lower and upper")
+        return None
+    if any(each is None for each in given):
+        raise PipelineError("read.jdbc: partition_column, lower and upper go together")
+    for name, bound in (("lower", lower), ("upper", upper)):
+        if not isinstance(bound, int | str) or isinstance(bound, bool):
+            raise PipelineError(
+                f"read.jdbc: {name} must be a whole number, or a date or time as text, not {bound!r}",
+                hint='as lower=1, or lower="2026-01-01"',
+            )
+    return [_text(column, "partition_column", "read.jdbc"), str(lower), str(upper), partitions]
+
+
 def redis_stream(
     url: str, key: str, *, with_ids: bool = False, on_lost: str = "fail", poll_seconds: float = 0.1
 ) -> SourceSpec:
@@ -246,15 +337,18 @@ def kafka(
         "on_lost": _on_lost(on_lost, owner),
         "poll_seconds": checked_seconds(poll_seconds, "poll_seconds", owner),
     }
-    return SourceSpec("kafka", options=options, secrets=_settings(config, owner))
+    return SourceSpec(
+        "kafka", options=options, secrets=_settings(config, "config", owner, {"security.protocol": "SSL"})
+    )
 
 
-def _settings(config: object, owner: str) -> dict[str, str]:
-    if config is None:
+def _settings(given: object, field: str, owner: str, example: dict[str, str]) -> dict[str, str]:
+    """Names and values that go to a library; a value may be the name of a variable."""
+    if given is None:
         return {}
-    if isinstance(config, Mapping) and all(isinstance(part, str) for pair in config.items() for part in pair):
-        return dict(config)
-    raise PipelineError(f"{owner}: config must be a dict of text", hint='config={"security.protocol": "SSL"}')
+    if isinstance(given, Mapping) and all(isinstance(part, str) for pair in given.items() for part in pair):
+        return dict(given)
+    raise PipelineError(f"{owner}: {field} must be a dict of text", hint=f"{field}={example!r}")
 
 
 def _on_lost(on_lost: object, owner: str) -> str:

@@ -27,6 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 FIRST: Final = (
     "spark/test_bulk_broken.py",
+    "spark/test_connect.py",
     "compose/test_spark_processes.py",
     "spark/test_examples_on_spark.py",
     "spark/test_backfill.py",

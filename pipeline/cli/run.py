@@ -28,7 +28,7 @@ from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.loader import file_of, load_graph
 from pipeline.losses import LOST, losses_since
-from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_needs, refuse_frames
+from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_jdbc, find_needs, refuse_frames
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.pools import POOL
 from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
@@ -38,6 +38,7 @@ from pipeline.sinks.effects import EFFECT_FORMATS
 from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
 from pipeline.sources.opening import check_source
+from pipeline.sources.versions import needs_copy
 from pipeline.store.books import BookStore
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
@@ -149,6 +150,8 @@ def check_inputs(graph: Graph, store: JobStore, job: str, screen: Screen) -> Non
             continue
         if is_followed(node.spec.format, node.spec.options):
             check_source(node.spec)
+        elif needs_copy(node.spec):
+            find_jdbc(node)
         else:
             found = open_files(node.spec)
             if found.doubt():

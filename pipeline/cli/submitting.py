@@ -15,7 +15,7 @@ from pipeline.cli.health import heard_leaders
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import Beginning, new_job_id, partitions_of
-from pipeline.cli.options import DEBUG, JOB, SERVER, SERVERS, job_id
+from pipeline.cli.options import DEBUG, JOB, SERVER, SERVERS, SPARK_SETTINGS, job_id
 from pipeline.cli.primaries import server_for
 from pipeline.cli.run import check_inputs
 from pipeline.cli.savepoints import restored_lines
@@ -135,6 +135,7 @@ def fed_sources(graph: Graph) -> list[Source]:
 @click.argument("target", metavar="FILE.py[:NAME]")
 @SERVER
 @click.option("--reader", type=click.Choice(READERS), help="How files are read. Default: what each source says.")
+@SPARK_SETTINGS
 @DEBUG
 @click.pass_obj
 def feed(interrupts: Interrupts, job: str, target: str, redis_url: str, reader: str | None) -> Exit:

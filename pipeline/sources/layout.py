@@ -10,8 +10,9 @@ from pipeline.graph import SourceSpec
 from pipeline.sources.csvrows import CsvFormat, csv_format
 from pipeline.sources.formats import JsonLinesFormat, TextFormat
 from pipeline.sources.lines import check_encoding
+from pipeline.sources.snapshots import files_of
 from pipeline.sources.splits import SPLIT_BYTES, Split, find_files, plan_splits
-from pipeline.sources.versions import version_split
+from pipeline.sources.versions import copy_split, version_split
 
 if TYPE_CHECKING:
     from pipeline.sources.parquetrows import ParquetFormat
@@ -21,7 +22,7 @@ Format: TypeAlias = "TextFormat | JsonLinesFormat | CsvFormat | ParquetFormat"
 
 @dataclass(frozen=True, slots=True)
 class FileInput:
-    """A source of files. `pin`: the split that says which version of a table they are; empty where there are none."""
+    """A source of files. `pin`: the split that says which version, or copy, of a table they are; or empty."""
 
     path: str
     splits: tuple[Split, ...]
@@ -49,6 +50,8 @@ def open_files(spec: SourceSpec, split_bytes: int = SPLIT_BYTES) -> FileInput:
     """
     if spec.format == "delta":
         return _open_table(spec, split_bytes)
+    if spec.format == "jdbc":
+        return _open_copy(spec, split_bytes)
     files = find_files(spec.path)
     form: Format
     if spec.format != "parquet":
@@ -75,3 +78,11 @@ def _open_table(spec: SourceSpec, split_bytes: int) -> FileInput:
 
     files, form, version = delta_files(spec.path, spec.options["version"], spec.options["columns"])
     return FileInput(spec.path, tuple(plan_splits(files, split_bytes)), form, version_split(version))
+
+
+def _open_copy(spec: SourceSpec, split_bytes: int) -> FileInput:
+    from pipeline.sources.parquetrows import parquet_format  # pyarrow is an extra
+
+    table, copy = spec.options["table"], spec.options["copy"]
+    files = files_of(spec.options["staging"], copy, table)
+    return FileInput(table, tuple(plan_splits(files, split_bytes)), parquet_format(files, None), copy_split(copy))

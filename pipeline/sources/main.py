@@ -33,6 +33,7 @@ from pipeline.loader import load_graph
 from pipeline.plan import SourcePlan, fingerprint, is_followed
 from pipeline.sources.following import follow_source
 from pipeline.sources.runner import DEFAULT_MASTER, feed_source
+from pipeline.sources.snapshots import owner_of
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -129,7 +130,9 @@ def _feed(settings: FeederSettings, store: JobStore) -> int:
     if is_followed(spec.format, spec.options):
         summary = follow_source(spec, address)
     else:
-        summary = feed_source(spec, address, reader=settings.reader, master=settings.master or DEFAULT_MASTER)
+        owner = owner_of(settings.job, settings.source)
+        master = settings.master or DEFAULT_MASTER
+        summary = feed_source(spec, address, reader=settings.reader, master=master, owner=owner)
     _log.info("source=%s complete splits=%d records=%d", settings.source, summary.splits, summary.records)
     return 0
 

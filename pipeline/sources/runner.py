@@ -29,11 +29,13 @@ def feed_source(
     reader: str = "",
     master: str = DEFAULT_MASTER,
     split_bytes: int = SPLIT_BYTES,
+    owner: str = "",
 ) -> SourceSummary:
     """Appends every record of the source, each under its split and number, then completes the source.
 
     reader: "local", "spark" or "auto" (Spark above LOCAL_BYTES); empty for what the source's options say.
     master: where Spark runs, when it is needed. The session stays open until the process ends.
+    owner: to whom copies of tables belong, see `pipeline.sources.snapshots`.
     May be called again after a failure: what the job has is skipped. What was acknowledged before this call is
     compared with what the job has at its end, also over a restart of Redis.
     Raises InputError (for missing files before Spark starts), EnvironmentFault when Spark is needed and not
@@ -43,14 +45,21 @@ def feed_source(
     if spec.items is not None:
         summary = read_items(spec.items, address)
     else:
-        source = open_files(pinned(spec, feed), split_bytes)
+        source = open_files(pinned(spec, feed, owner, lambda: _copy(spec, owner, master)), split_bytes)
         if source.describe():
-            _log.info("source %s: %s", spec.path, source.describe())
+            _log.info("source %s: %s", source.path, source.describe())
         wanted = reader or str(spec.options.get("reader", "auto"))
-        # Spark would read files of a table as it reads Parquet: without what the table knows of them.
-        summary = _read(source, address, "local" if source.pin else wanted, master)
+        # Spark would read files of such a table as it reads Parquet: without what the table knows of them.
+        summary = _read(source, address, "local" if spec.format == "delta" else wanted, master)
     feed.complete(summary.splits)
     return summary
+
+
+def _copy(spec: SourceSpec, owner: str, master: str) -> str:
+    from pipeline.spark.jdbc import copy_table  # PySpark is an extra
+    from pipeline.spark.session import spark_session
+
+    return copy_table(spark_session(master, starts_fast=True), spec, owner)
 
 
 def _read(source: FileInput, address: FeedAddress, reader: str, master: str) -> SourceSummary:

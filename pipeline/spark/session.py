@@ -124,8 +124,10 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
     }
     if master.startswith("local"):
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1":
-        ours["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
+    fast = " -XX:TieredStopAtLevel=1" if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1" else ""
+    # Drivers of databases give times in the zone of their JVM.
+    ours["spark.driver.extraJavaOptions"] = f"-Duser.timezone=UTC{fast}"
+    ours["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     return ours
 
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.embedded.java import ensure_java
-from tests.e2e.chaos import Run, Sequence, Site, read_rows, wait_until
+from tests.e2e.chaos import Run, Sequence, Site, wait_until
 from tests.e2e.references import needs_spark
 
 pytestmark = pytest.mark.timeout(900)
@@ -104,72 +97,3 @@ def test_order_holds_on_a_cluster_whose_shuffle_has_none(site: Site) -> None:
 
     sequence.check(run.folder / "out")
     site.assert_clean("flow.py", "out")
-
-
-@pytest.fixture
-def connect_server(site: Site) -> Iterator[str]:
-    """The address of a Connect server with two cores, which goes at the end."""
-    needs_spark(site.root)
-    if find_spec("grpc") is None and not os.environ.get("CI"):
-        pytest.skip("grpcio is not installed (pip install 'celeriac[connect]')")
-    spec = find_spec("pyspark")
-    assert spec is not None
-    home = Path(str(spec.origin)).parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = {"SPARK_HOME": str(home), "JAVA_HOME": str(ensure_java(site.root)), "PYSPARK_PYTHON": sys.executable}
-    settings = {"spark.connect.grpc.binding.port": str(port), "spark.ui.enabled": "false"}
-    arguments = [text for name, value in settings.items() for text in ("--conf", f"{name}={value}")]
-    server = subprocess.Popen(
-        ["bash", str(home / "sbin/start-connect-server.sh"), "--master", "local[2,4]", *arguments],
-        cwd=site.root,
-        env={**site.environment(**own), "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": "127.0.0.1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        wait_until(lambda: is_open(port), "the Connect server answers", SECONDS)
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait(30)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as trial:
-        return trial.connect_ex(("127.0.0.1", port)) == 0
-
-
-FRAMES = """
-from pipeline import Pipeline, read, write
-
-
-def doubled(frame):
-    assert "connect" in type(frame).__module__
-    return frame.selectExpr("n * 2 as n")
-
-
-rows = [{"n": number} for number in range(200)]
-flow = Pipeline("frames")
-numbers = flow.source(read.iterable(rows), name="in")
-numbers.transform(doubled, schema="n long", name="op").sink(write.jsonl("out"), name="o")
-"""
-
-
-def test_a_connect_server_runs_the_same_file_and_the_frames_of_a_live_job(site: Site, connect_server: str) -> None:
-    sequence = Sequence(keys=10, count=200)
-    site.write(sequence.text)
-    run = site.start("flow.py", *ENGINE, "--remote", connect_server)
-
-    run.finish(seconds=SECONDS)
-
-    sequence.check(run.folder / "out")
-    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out"}
-
-    site.write(FRAMES, folder="live")
-    live = site.start("flow.py", "--workers", "1", folder="live", CELERIAC_SPARK_REMOTE=connect_server)
-    live.finish(seconds=SECONDS)
-
-    assert [row["n"] for row in read_rows(live.folder / "out")] == list(range(0, 400, 2))

@@ -19,6 +19,7 @@ from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import ITERABLE_SPLIT
+from pipeline.sources.versions import needs_copy
 from pipeline.spark.bulk.portions import FilePortions, Range
 from pipeline.spark.bulk.reading import read_state, read_timers
 from pipeline.spark.bulk.sources import followed_sources
@@ -152,6 +153,11 @@ def first_records(graph: Graph, counts: Mapping[str, int], limits: Limits) -> Ra
         spec = sources[name].spec
         if spec.items is not None:
             found[name] = {ITERABLE_SPLIT: (0, count)}
+        elif needs_copy(spec):
+            raise PipelineError(
+                f"the source {name!r} is copied from a database when the run begins, and cannot be cut at a number",
+                hint="read a query that ends where you want: read.jdbc(url, 'SELECT * FROM t WHERE ...', ...)",
+            )
         else:
             files = open_files(spec)
             found[name] = _first_of_files(FilePortions.of(files), count, limits)

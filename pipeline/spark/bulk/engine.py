@@ -64,7 +64,13 @@ from pipeline.spark.bulk.letters import Letter
 from pipeline.spark.bulk.output import Selected
 from pipeline.spark.bulk.portions import FilePortions, Portions, Range
 from pipeline.spark.bulk.reading import Facts, read_edge, read_facts, read_state, read_timers
-from pipeline.spark.bulk.sources import check_sources, followed_sources, open_sources
+from pipeline.spark.bulk.sources import (
+    check_sources,
+    copied_sources,
+    followed_sources,
+    open_sources,
+    remove_copied,
+)
 from pipeline.spark.bulk.twins import NoTwin
 
 _PIPELINE_LETTERS: Final = 64
@@ -170,6 +176,8 @@ class BulkRun:
         self.job = options.job
         self.has_published = False
         """Whether `publish` was begun: records may be in tables, and folders there."""
+        self.keeps_copies = False
+        """Whether a live job goes on with the copies of tables that this run has made, so that they stay."""
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +298,7 @@ class BulkRun:
     def _compute(self, session: SparkSession, on_stage: Callable[[StagePlan], None] | None) -> None:
         if not self.options.partitions:
             self.plan = self._compiled(default_partitions(session))
+        self._copy_tables(session)
         wanted = self._wanted()
         tasks = {stage.index: self._task(stage) for stage in wanted}
         transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
@@ -305,6 +314,15 @@ class BulkRun:
                     if on_stage is not None:
                         on_stage(stage)
 
+    def _copy_tables(self, session: SparkSession) -> None:
+        self._stack.callback(self._remove_copies)
+        for name, portions in copied_sources(self.graph, self.job, session, frozenset(self._portions)):
+            self._portions[name] = portions
+
+    def _remove_copies(self) -> None:
+        if not self.keeps_copies:
+            remove_copied(self.graph, self.job)
+
     def _wanted(self) -> tuple[StagePlan, ...]:
         """The stages that are run, upstream first."""
         selected = self.options.selected
@@ -319,7 +337,7 @@ class BulkRun:
 
     def _choose(self, stage: StagePlan) -> None:
         """Finds out whether Spark can compute an entry stage itself, or why it cannot."""
-        portions = self._portions[stage.name]
+        portions = self._portions.get(stage.name)
         options = self.options
         try:
             if not isinstance(portions, FilePortions):

@@ -53,6 +53,7 @@ def handed_over(run: BulkRun, place: Place, name: str) -> Iterator[Manifest]:
         manifest = _Handover(run).write(draft, name)
         yield manifest
         draft.publish(manifest.encode())
+        run.keeps_copies = True
     except BaseException:
         draft.discard()
         raise

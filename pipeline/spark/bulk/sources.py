@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from pipeline.errors import InputError, PipelineError, SourceAway
 from pipeline.graph import Graph, Source
@@ -19,10 +20,13 @@ from pipeline.sinks.places import disk_fault
 from pipeline.sources.endless import After
 from pipeline.sources.feed import SplitWriter
 from pipeline.sources.generated import GENERATOR_SPLIT, Generated
+from pipeline.sources.jdbcaddress import JdbcAddress
 from pipeline.sources.layout import open_files
 from pipeline.sources.local import ITERABLE_SPLIT, ItemChunk, groups
-from pipeline.sources.versions import at_version
+from pipeline.sources.snapshots import copying, owner_of, remove_copies
+from pipeline.sources.versions import at_version, copy_split, needs_copy
 from pipeline.spark.bulk.portions import CollectingLane, FilePortions, Piece, Portions, Range, StagedPortions
+from pipeline.spark.jdbc import copy_table
 
 _SCHEMA: Final = pa.schema([("split", pa.string()), ("payload", pa.binary()), ("numbers", pa.int64())])
 _FILE_BYTES: Final = 32 << 20
@@ -60,7 +64,8 @@ def open_sources(
 ) -> tuple[dict[str, Portions], list[str]]:
     """Source -> its portions, and what looks doubtful in them. `ranges`: source -> split -> the records wanted.
 
-    Those that are `left_out` have none; those that are `given` are as they are.
+    Those that are `left_out` have none; those that are `given` are as they are. Those that Spark is to copy first are
+    left to `copied_sources`.
 
     Runs the functions of iterable and generator sources, in this thread, once. Raises InputError, PipelineError,
     SinkError when the folder cannot be written.
@@ -75,12 +80,36 @@ def open_sources(
             found[node.name] = given[node.name]
         elif node.spec.items is not None or node.spec.format == "generator":
             found[node.name] = _staged(node, folder, limits, wanted)
+        elif needs_copy(at_version(node.spec, wanted)):
+            JdbcAddress.of(node.spec)  # what is missing for it is told before Spark starts
         else:
             files = open_files(at_version(node.spec, wanted))
             if files.doubt():
                 doubts.append(f"{node.spec.path}: {files.doubt()}")
             found[node.name] = FilePortions.of(files, wanted)
     return found, doubts
+
+
+def copied_sources(
+    graph: Graph, job: str, session: SparkSession, open_already: Iterable[str]
+) -> Iterator[tuple[str, Portions]]:
+    """The sources that are not open yet, copied from their databases for this run, one after the other.
+
+    Raises InputError, EnvironmentFault.
+    """
+    for node in _sources(graph):
+        if node.name not in open_already:
+            owner = owner_of(job, node.name)
+            with copying(node.spec.options["staging"], owner):
+                copy = copy_table(session, node.spec, owner)
+            yield node.name, FilePortions.of(open_files(at_version(node.spec, [copy_split(copy)])))
+
+
+def remove_copied(graph: Graph, job: str) -> None:
+    """Removes what `copied_sources` has made for this run. Raises SinkError."""
+    for node in _sources(graph):
+        if node.spec.format == "jdbc":
+            remove_copies(node.spec.options["staging"], owner_of(job, node.name))
 
 
 def _sources(graph: Graph) -> list[Source]:
