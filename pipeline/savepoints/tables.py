@@ -1,9 +1,10 @@
-"""The Parquet files of savepoints: the one module of them that needs pyarrow. Knows no store and no meaning."""
+"""The Parquet files of savepoints. Knows no store and no meaning."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +19,9 @@ _ROWS: Final = 20_000
 _GROUP_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 256 << 20
 """Where the next file begins; before compression."""
+
+_PAGE_ROWS: Final = 5_000
+"""How many are read at a time, of one row group, which bounds their bytes."""
 
 _REPEATED: Final = frozenset({"hash", "stage", "partition", "operator", "group", "kind", "source"})
 """Columns of few values. Of others a dictionary is only begun, at some cost, and given up."""
@@ -205,17 +209,37 @@ def read_columns(
     `groups`: the first and the last key group that are wanted; others may come all the same.
     Raises SavepointError for a file that cannot be read, or lacks a column, or has one of a foreign type.
     """
-    where = f"{place.url.rstrip('/')}/{name}/{path}"
     schema = SCHEMAS[table]
-    try:
-        with place.open(name, path) as raw:
-            file = pq.ParquetFile(raw, page_checksum_verification=True)
-            missing = [column for column in schema.names if column not in file.schema_arrow.names]
-            if missing:
-                raise SavepointError(f"{where} has no column {missing[0]!r}")
-            for batch in file.iter_batches(5_000, _row_groups(file, groups), columns=schema.names):
+    with _opened(place, name, path) as (file, where):
+        missing = [column for column in schema.names if column not in file.schema_arrow.names]
+        if missing:
+            raise SavepointError(f"{where} has no column {missing[0]!r}")
+        for number in _row_groups(file, groups):
+            for batch in file.iter_batches(_PAGE_ROWS, [number], columns=schema.names):
                 page = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
                 yield {column: _values(page.column(column), column) for column in schema.names}
+
+
+def read_originals(place: Place, name: str, table: str, path: str) -> Iterator[Any]:
+    """Record batches of one file that is as it was written; those of its columns that repeat have dictionaries.
+
+    Raises SavepointError for a file that cannot be read.
+    """
+    schema = SCHEMAS[table]
+    repeated = [column.name for column in schema if column.name in _REPEATED and column.type == pa.string()]
+    with _opened(place, name, path, read_dictionary=repeated) as (file, _):
+        for number in range(file.num_row_groups):
+            # Threads of its own cost more than they give beside a Redis that is at work.
+            yield from file.iter_batches(_PAGE_ROWS, [number], columns=schema.names, use_threads=False)
+
+
+@contextmanager
+def _opened(place: Place, name: str, path: str, **options: Any) -> Iterator[tuple[Any, str]]:
+    """A Parquet file, and what it is called in messages. Raises SavepointError for what goes wrong in the body."""
+    where = f"{place.url.rstrip('/')}/{name}/{path}"
+    try:
+        with place.open(name, path) as raw:
+            yield pq.ParquetFile(raw, page_checksum_verification=True, **options), where
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SavepointError(f"{where} cannot be read: {error}") from error
 
