@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipeline.codec import encode_state_fields, encode_value, encode_values
 from pipeline.errors import EncodingError, ReadingError, SavepointError
 from pipeline.keying import groups_of
-from pipeline.reading.keytext import parse_keys
+from pipeline.reading.keytext import are_plain, parse_keys
 from pipeline.savepoints.rows import hide, uncollected
 from pipeline.store.pairs import Pairs
 
@@ -80,15 +80,15 @@ def original_page(rows: Any, stages: Mapping[str, str]) -> OriginalPage | None:
     if not _are_of(operators, rows.column("stage"), stages):
         return None
     try:
-        given = texts.to_pylist()
-        keys = parse_keys(given)
-        if groups_of(keys) != groups.to_pylist():
-            return None
-        lengths = pc.binary_length(texts)
-        if keys == given and (pc.max(lengths).as_py() or 0) < len(_HEADS):
-            names = _names(operators, texts, lengths)
+        keys: list[Any]
+        if are_plain(pc.unique(pc.utf8_slice_codeunits(texts, 0, 1)).to_pylist()):
+            words = texts.cast(pa.binary())
+            keys, names = words.to_pylist(), _names(operators, words)
         else:
+            keys = parse_keys(texts.to_pylist())
             names = pa.array(encode_state_fields(operators.to_pylist(), keys), pa.binary())
+        if groups_of(keys) != groups.to_pylist():  # a text is of the group of its bytes
+            return None
         with uncollected():
             values = _values(rows.column("value"), rows.column("packed"))
     except (EncodingError, ReadingError, SavepointError, msgspec.MsgspecError, RecursionError):
@@ -112,11 +112,14 @@ def _runs(groups: Any) -> Iterator[tuple[int, int, int]]:
         start = end
 
 
-def _names(operators: Any, texts: Any, lengths: Any) -> Any:
-    """As `encode_state_fields` of keys that are texts of these lengths, in bytes."""
+def _names(operators: Any, words: Any) -> Any:
+    """As `encode_state_fields` of keys that are the texts of these bytes."""
+    lengths = pc.binary_length(words)
+    if (pc.max(lengths).as_py() or 0) >= len(_HEADS):
+        texts = words.cast(pa.string()).to_pylist()
+        return pa.array(encode_state_fields(operators.to_pylist(), texts), pa.binary())
     prefixes = pa.array([name.encode() + b"\0" for name in operators.dictionary.to_pylist()], pa.binary())
-    words = (prefixes.take(operators.indices), _HEADS.take(lengths), texts.cast(pa.binary()))
-    return pc.binary_join_element_wise(*words, _NOTHING)
+    return pc.binary_join_element_wise(prefixes.take(operators.indices), _HEADS.take(lengths), words, _NOTHING)
 
 
 def _values(values: Any, packed: Any) -> Any:

@@ -51,6 +51,7 @@ PAGES = st.one_of(
     a_page(st.integers(0, 99), TEXT),
     a_page(st.lists(st.integers(0, 9) | st.floats(), max_size=4), st.text("abc-1 ", max_size=4)),
     a_page(st.integers(0, 99), st.integers(-99, 99)),
+    a_page(st.integers(0, 99), st.integers(250, 260).map("x".__mul__)),
 )
 
 
@@ -187,7 +188,7 @@ def test_bytes_that_we_would_write_otherwise_stay_as_they_are() -> None:
     assert list(map(decode_value, datas)) == [7, 1.0, 7]
 
 
-@given(st.lists(KEYS, max_size=8) | st.lists(TEXT, max_size=8) | st.lists(st.integers(-9, 2**64), max_size=8))
+@given(st.one_of(st.lists(each, max_size=8) for each in (KEYS, TEXT, st.integers(-9, 2**64), st.binary())))
 def test_keys_of_a_table_are_written_read_and_placed_as_each_of_them(keys: list[Any]) -> None:
     texts = key_texts(keys)
 
