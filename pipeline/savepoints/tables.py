@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -71,7 +72,11 @@ SCHEMAS: Final[Mapping[str, Any]] = {
 
 
 class TableWriter:
-    """Appends rows to one table; `close` gives its files. Memory is bounded by one row group."""
+    """Appends rows to one table; `close` gives its files. Memory is bounded by two row groups.
+
+    One of them is packed and written by a thread while the next is gathered; what that raises is raised by a later
+    call. Either `close` or `abandon` is the last.
+    """
 
     def __init__(self, draft: Draft, table: str) -> None:
         self._draft = draft
@@ -83,6 +88,8 @@ class TableWriter:
         self._writer: Any = None
         self._rows = 0
         self._parts: list[PartFile] = []
+        self._thread = ThreadPoolExecutor(1, "savepoint")
+        self._under_way: Future[None] | None = None
 
     def add(self, *row: Any) -> None:
         """A row with a value for each column; those that may be long come last in all tables."""
@@ -94,21 +101,36 @@ class TableWriter:
             pending.extend(column)
         self._size += _size_of(columns[-1]) + _size_of(columns[-2])
         if self._size >= _GROUP_BYTES or len(self._pending[0]) >= _ROWS:
-            self._flush()
+            self._await()
+            self._under_way = self._thread.submit(self._write, self._taken())
 
     def close(self) -> tuple[PartFile, ...]:
         """A table without rows has one file, so that others can read it too."""
+        self._await()
+        self._thread.shutdown()
         if self._pending[0] or not self._parts:
-            self._flush()
+            self._write(self._taken())
         self._end_file()
         return tuple(self._parts)
 
     def abandon(self) -> None:
         """Closes what is open; the draft is thrown away."""
+        self._thread.shutdown()
         if self._file is not None:
             self._file.file.close()
 
-    def _flush(self) -> None:
+    def _await(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _taken(self) -> Any:
+        """What was gathered, as a table; nothing is left."""
+        pending, self._pending, self._size = self._pending, [[] for _ in self._schema], 0
+        arrays = [_array(column, kind.type) for column, kind in zip(pending, self._schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+    def _write(self, rows: Any) -> None:
         if self._writer is None:
             self._path = f"{self._table}/part-{len(self._parts):05}.parquet"
             self._file = _Hashed(self._draft.create(self._path))
@@ -121,12 +143,9 @@ class TableWriter:
                 use_dictionary=[column for column in self._schema.names if column in _REPEATED],
             )
             self._rows = 0
-        if self._pending[0]:
-            columns = zip(self._pending, self._schema, strict=True)
-            arrays = [_array(column, kind.type) for column, kind in columns]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows += len(self._pending[0])
-        self._pending, self._size = [[] for _ in self._schema], 0
+        if rows.num_rows:
+            self._writer.write_table(rows)
+        self._rows += rows.num_rows
         assert self._file is not None
         if self._file.bytes >= _FILE_BYTES:
             self._end_file()
@@ -143,8 +162,7 @@ class TableWriter:
 
 def _array(column: list[Any], kind: Any) -> Any:
     """Most often all rows of some columns are equal: nothing is packed, all are of one stage."""
-    first = column[0]
-    if column[-1] is first and column.count(first) == len(column):
+    if column and column[-1] is (first := column[0]) and column.count(first) == len(column):
         return pa.nulls(len(column), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(column))
     return pa.array(column, kind)
 
