@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import SavepointError
+from pipeline.savepoints.manifest import PartFile
 from pipeline.savepoints.places import Draft, LocalPlace
 from pipeline.savepoints.tables import TableWriter, read_columns, read_originals
 
@@ -23,17 +24,17 @@ def a_page(first: int, count: int) -> list[list[Any]]:
     return [["s"] * count, ["op"] * count, [number // 1000 for number in numbers], texts, texts, [None] * count]
 
 
-def write(draft: Draft, pages: list[list[list[Any]]]) -> TableWriter:
-    writer = TableWriter(draft, "state")
+def write(writer: TableWriter, pages: list[list[list[Any]]]) -> PartFile:
     for page in pages:
         writer.add_page(*page)
-    return writer
+    (part,) = writer.close()
+    return part
 
 
 def test_rows_of_many_row_groups_are_read_back_in_order(tmp_path: Path) -> None:
     place = LocalPlace(tmp_path)
     draft = place.begin("s", "j")
-    (part,) = write(draft, [a_page(first, 1000) for first in range(0, ROWS, 1000)]).close()
+    part = write(TableWriter(draft, "state"), [a_page(first, 1000) for first in range(0, ROWS, 1000)])
     draft.publish(b"{}")
 
     expected = dict(zip(COLUMNS, a_page(0, ROWS), strict=True))
@@ -49,7 +50,7 @@ def test_pages_of_large_rows_have_few_of_them(tmp_path: Path) -> None:
     place = LocalPlace(tmp_path)
     draft = place.begin("s", "j")
     pages = [[["s"], ["op"], [0], [str(number)], ["x" * (1 << 20)], [None]] for number in range(40)]
-    (part,) = write(draft, pages).close()
+    part = write(TableWriter(draft, "state"), pages)
     draft.publish(b"{}")
 
     for sizes in (
@@ -81,9 +82,7 @@ def test_a_place_that_refuses_is_told_and_no_thread_is_left(rows: int) -> None:
     writer = TableWriter(FullDraft(), "state")
 
     with pytest.raises(SavepointError, match="the disk is full"):
-        for first in range(0, rows, 1000):
-            writer.add_page(*a_page(first, min(rows, 1000)))
-        writer.close()
+        write(writer, [a_page(first, min(rows, 1000)) for first in range(0, rows, 1000)])
     writer.abandon()
 
     assert threading.active_count() == before
