@@ -19,7 +19,6 @@ class Pairs:
         words = pc.binary_join_element_wise(_heads(names), names, _heads(values), values, _NOTHING)
         _, ends, self._data = words.buffers()
         self._ends = memoryview(ends).cast("i")[words.offset :]
-        self.count = len(words)
 
     def part(self, start: int, stop: int) -> memoryview:
         """The words of the pairs start <= i < stop."""
