@@ -9,6 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import repeat
 from operator import add
 from typing import Annotated, Any, Final
 
@@ -203,7 +204,8 @@ def split_state_fields(fields: Sequence[bytes]) -> tuple[list[str], list[Any]]:
     first, found, _ = fields[0].partition(b"\0") if fields else (b"", b"", b"")
     size = len(first) + 1
     try:
-        if found and {field[:size] for field in fields} == {first + found}:  # of one operator, as most pages are
+        # Of one operator, as most pages are.
+        if found and all(map(bytes.startswith, fields, repeat(first + found))):
             operators = [first.decode()] * len(fields)
             keys = list(map(_anything.decode, [field[size:] for field in fields]))
         else:

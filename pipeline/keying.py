@@ -62,6 +62,8 @@ def group_of(key: Any) -> int:
 def groups_of(keys: Sequence[Any]) -> list[int]:
     """The key group of each. Raises EncodingError for the first whose type may not be a key."""
     kinds = set(map(type, keys))
+    if kinds == {bytes}:
+        return [code % GROUPS for code in map(crc32, keys)]
     texts = map(str, keys) if kinds == {int} else keys
     try:
         return [crc32(data) % GROUPS for data in map(str.encode, texts)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, Final
 
 from pipeline.codec import encode_batch
@@ -41,31 +40,27 @@ class Router:
         if self._partitions == 1:
             return {0: batch}
         keys = batch.keys or []
-        if batch.times is None and batch.ids is None:
+        is_large = len(keys) >= self._partitions
+        if is_large and batch.times is None and batch.ids is None:
             return self._split_plain(keys, batch.values)
         known = self._known
-        places: dict[int, list[int]] = {target: [] for target in self._targets(keys)}
+        # Of many keys it costs less to try all partitions.
+        targets = range(self._partitions) if is_large else {known[key] for key in keys}
+        places: dict[int, list[int]] = {target: [] for target in targets}
         for index, key in enumerate(keys):
             places[known[key]].append(index)
         return {target: _pick(batch, indices) for target, indices in places.items() if indices}
 
     def _split_plain(self, keys: list[Any], values: list[Any]) -> dict[int, Batch]:
-        known, targets = self._known, self._targets(keys)
-        new_keys: dict[int, list[Any]] = {target: [] for target in targets}
-        new_values: dict[int, list[Any]] = {target: [] for target in targets}
-        take_key = {target: column.append for target, column in new_keys.items()}
-        take_value = {target: column.append for target, column in new_values.items()}
-        for key, value in zip(keys, values, strict=True):
-            target = known[key]
+        targets = range(self._partitions)
+        new_keys: list[list[Any]] = [[] for _ in targets]
+        new_values: list[list[Any]] = [[] for _ in targets]
+        take_key = [column.append for column in new_keys]
+        take_value = [column.append for column in new_values]
+        for target, key, value in zip(map(self._known.__getitem__, keys), keys, values, strict=True):
             take_key[target](key)
             take_value[target](value)
         return {target: Batch(new_values[target], new_keys[target]) for target in targets if new_values[target]}
-
-    def _targets(self, keys: list[Any]) -> Collection[int]:
-        """Where the keys go, and perhaps more: of many keys it costs less to try all partitions."""
-        if len(keys) >= self._partitions:
-            return range(self._partitions)
-        return {self._known[key] for key in keys}
 
 
 def _pick(batch: Batch, indices: list[int]) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -53,10 +53,15 @@ def key_texts(keys: Sequence[Any]) -> list[str]:
     return list(map(key_text, keys))
 
 
+def are_plain(beginnings: Iterable[str]) -> bool:
+    """True only if all texts whose first characters these are mean themselves."""
+    return _BEGINNINGS.isdisjoint(beginnings)
+
+
 def parse_keys(texts: Sequence[str]) -> list[Any]:
     """Each as of `parse_key`. Raises ReadingError for the first that is none."""
     beginnings = {text[:1] for text in texts}
-    if _BEGINNINGS.isdisjoint(beginnings):
+    if are_plain(beginnings):
         return list(texts)
     if _NUMERIC.issuperset(beginnings):
         try:

@@ -10,9 +10,10 @@ from typing import Any, Final
 from pipeline.errors import EncodingError, SavepointError
 from pipeline.savepoints.manifest import MANIFEST, STATE, TABLES, Manifest, read_manifest
 from pipeline.savepoints.moving import EntryRow
+from pipeline.savepoints.originals import OriginalPage, original_page
 from pipeline.savepoints.places import Place, savepoint_at
 from pipeline.savepoints.rows import field_of, hide, key_of, read_states, timer_of
-from pipeline.savepoints.tables import digest_of, read_columns, read_rows, rows_of
+from pipeline.savepoints.tables import digest_of, read_columns, read_originals, read_rows, rows_of
 from pipeline.store.holds import Hold, read_hold
 
 EDITABLE: Final = (STATE, "timers")
@@ -160,14 +161,33 @@ class Savepoint:
             columns = (page.stages, page.operators, page.groups, page.keys, page.fields, page.datas)
             yield from map(StateRow, *columns)
 
-    def state_pages(self, groups: tuple[int, int] | None = None, *, is_original: bool = False) -> Iterator[StatePage]:
-        """The same in pages. With `is_original` the table is known to be as it was written, where no key is twice;
-        without it the fields of all keys are held.
+    def original_pages(self) -> Iterator[OriginalPage]:
+        """State of all keys, of a table that is known to be as it was written: then no key is there twice.
+
+        Raises SavepointError, as `state_pages`.
+        """
+        stages = self._stages()
+        for path in self._paths(STATE):
+            number = 0
+            for rows in read_originals(self.place, self.name, STATE, path):
+                page = original_page(rows, stages)
+                if page is None:
+                    given = enumerate(rows.to_pylist(), number + 1)
+                    found = self._checked([(f"{path} row {at}", row) for at, row in given], stages, set())
+                    page = OriginalPage.of_rows(found.operators, found.groups, found.fields, found.datas)
+                yield page
+                number += rows.num_rows
+
+    def _stages(self) -> dict[str, str]:
+        """Operator -> its stage."""
+        return {each.operator: self.manifest.plan.stage(each.stage).name for each in self.manifest.plan.states}
+
+    def state_pages(self, groups: tuple[int, int] | None = None) -> Iterator[StatePage]:
+        """The same in pages; the fields of all keys are held.
 
         Raises SavepointError, with file, row, operator and key, for a row that is wrong or is there twice.
         """
-        stages = {each.operator: self.manifest.plan.stage(each.stage).name for each in self.manifest.plan.states}
-        met: set[bytes] | None = None if is_original else set()
+        stages, met = self._stages(), set[bytes]()
         for path in self._paths(STATE):
             number = 0
             for columns in read_columns(self.place, self.name, STATE, path, groups):
@@ -184,10 +204,9 @@ class Savepoint:
                 number += size
 
     def _checked(
-        self, rows: Iterable[tuple[str, dict[str, Any]]], stages: Mapping[str, str], met: set[bytes] | None
+        self, rows: Iterable[tuple[str, dict[str, Any]]], stages: Mapping[str, str], met: set[bytes]
     ) -> StatePage:
         """Row by row. Raises SavepointError for the first that is wrong."""
-        met = set() if met is None else met
         page = StatePage([], [], [], [], [], [])
         for where, row in rows:
             operator = row["operator"]
@@ -235,20 +254,17 @@ class Savepoint:
         )
 
 
-def _state_page(
-    columns: Mapping[str, list[Any]], stages: Mapping[str, str], met: set[bytes] | None
-) -> StatePage | None:
+def _state_page(columns: Mapping[str, list[Any]], stages: Mapping[str, str], met: set[bytes]) -> StatePage | None:
     """None if any row is wrong, or is of a key that was met; then nothing of it is among these."""
     names, operators, groups = columns["stage"], columns["operator"], columns["group"]
     if not set(zip(operators, names, strict=True)) <= stages.items():
         return None
-    found = read_states(columns, is_original=met is None)
+    found = read_states(columns)
     if found is None:
         return None
     keys, fields, datas = found
-    if met is not None:
-        distinct = set(fields)
-        if len(distinct) < len(fields) or not met.isdisjoint(distinct):
-            return None
-        met |= distinct
+    distinct = set(fields)
+    if len(distinct) < len(fields) or not met.isdisjoint(distinct):
+        return None
+    met |= distinct
     return StatePage(names, operators, groups, keys, fields, datas)

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final
 
 from pipeline.errors import SavepointError
@@ -16,6 +15,7 @@ from pipeline.plan import Plan
 from pipeline.savepoints.manifest import STATE, Manifest
 from pipeline.savepoints.matching import Matching, match
 from pipeline.savepoints.moving import Facts, Inbox, Move, Placed, move_of
+from pipeline.savepoints.originals import OriginalPage
 from pipeline.savepoints.reading import Savepoint
 from pipeline.sinks.places import FILE_FORMATS
 from pipeline.store import keys
@@ -139,14 +139,17 @@ class _Filling:
 
     def _fill_states(self) -> None:
         stage_of = self._matching.operators
-        for page in self._savepoint.state_pages(is_original=not self._is_edited):
-            self.keys.update({name: n for name, n in Counter(page.operators).items() if name in stage_of})
-            end = 0
-            for (stage, group), run in groupby(zip(map(stage_of.get, page.operators), page.groups, strict=True)):
-                start, end = end, end + len(list(run))
-                if stage is not None:
-                    key = keys.state(self._job, stage, group)
-                    self._store.put_fields(key, page.fields[start:end], page.datas[start:end])
+        for page in self._state_pages():
+            self.keys.update({name: n for name, n in page.counts.items() if name in stage_of})
+            for part in page.parts(stage_of):
+                for group, start, stop in part.runs:
+                    self._store.put_pairs(keys.state(self._job, part.stage, group), part.pairs, start, stop)
+
+    def _state_pages(self) -> Iterator[OriginalPage]:
+        if not self._is_edited:
+            return self._savepoint.original_pages()
+        pages = self._savepoint.state_pages()
+        return (OriginalPage.of_rows(page.operators, page.groups, page.fields, page.datas) for page in pages)
 
     def _fill_timers(self) -> None:
         for row in self._savepoint.timers():

@@ -6,8 +6,10 @@ that are none, objects whose keys are no text.
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +41,20 @@ _Exact = _Scalar | list[_Flat] | dict[str, _Flat]
 """What JSON gives back as it is, but for numbers that are none: most states. Deeper ones are seen by trying."""
 
 _EXACT: Final = frozenset({int, str, bool, type(None)})
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """The body makes objects by the thousand that all go with it: looking for garbage among them costs twice as much
+    as making them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,8 @@ def state_columns(
     A whole page at a time, since a savepoint is as fast as this.
     """
     operators, keys = split_state_fields(fields)
-    values = _json_column(datas)
+    with uncollected():
+        values = _json_column(datas)
     packed: list[bytes | None] = [None] * len(values)
     if None in values:
         packed = [data if value is None else None for data, value in zip(datas, values, strict=True)]
@@ -123,13 +140,8 @@ def _json_column(datas: Sequence[bytes]) -> list[str | None]:
     return [text if same == data else _json_of(data) for text, same, data in zip(texts, again, datas, strict=True)]
 
 
-def read_states(
-    columns: Mapping[str, Sequence[Any]], *, is_original: bool
-) -> tuple[list[Any], list[bytes], list[bytes]] | None:
-    """Keys, fields and data of a page of rows; None if any row is wrong: `key_of` and `hide` say which, and why.
-
-    `is_original`: the rows are as `state_columns` has made them.
-    """
+def read_states(columns: Mapping[str, Sequence[Any]]) -> tuple[list[Any], list[bytes], list[bytes]] | None:
+    """Keys, fields and data of a page of rows; None if any row is wrong: `key_of` and `hide` say which, and why."""
     if None in columns["key"]:
         return None
     try:
@@ -137,18 +149,15 @@ def read_states(
         if groups_of(keys) != columns["group"]:
             return None
         fields = encode_state_fields(columns["operator"], keys)
-        return keys, fields, _hide_column(columns["value"], columns["packed"], is_original=is_original)
+        return keys, fields, _hide_column(columns["value"], columns["packed"])
     except (EncodingError, ReadingError, SavepointError, msgspec.MsgspecError, RecursionError):
         return None
 
 
-def _hide_column(values: Sequence[Any], packed: Sequence[Any], *, is_original: bool) -> list[bytes]:
+def _hide_column(values: Sequence[Any], packed: Sequence[Any]) -> list[bytes]:
     """Each as of `hide`; raises more than that."""
     if None in values or packed.count(None) < len(packed):
         return list(map(hide, values, packed))
-    # As one they are read much faster; who has edited them may have put two into one row, and none into another.
-    if is_original and len(found := _from_json(f"[{','.join(values)}]")) == len(values):
-        return encode_values(found)
     return encode_values(list(map(_from_json, values)))
 
 

@@ -1,9 +1,11 @@
-"""The Parquet files of savepoints: the one module of them that needs pyarrow. Knows no store and no meaning."""
+"""The Parquet files of savepoints. Knows no store and no meaning."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +20,9 @@ _ROWS: Final = 20_000
 _GROUP_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 256 << 20
 """Where the next file begins; before compression."""
+
+_PAGE_ROWS: Final = 5_000
+"""How many are read at a time, of one row group, which bounds their bytes."""
 
 _REPEATED: Final = frozenset({"hash", "stage", "partition", "operator", "group", "kind", "source"})
 """Columns of few values. Of others a dictionary is only begun, at some cost, and given up."""
@@ -67,7 +72,11 @@ SCHEMAS: Final[Mapping[str, Any]] = {
 
 
 class TableWriter:
-    """Appends rows to one table; `close` gives its files. Memory is bounded by one row group."""
+    """Appends rows to one table; `close` gives its files. Memory is bounded by two row groups.
+
+    One of them is packed and written by a thread while the next is gathered; what that raises is raised by a later
+    call. Either `close` or `abandon` is the last.
+    """
 
     def __init__(self, draft: Draft, table: str) -> None:
         self._draft = draft
@@ -79,6 +88,8 @@ class TableWriter:
         self._writer: Any = None
         self._rows = 0
         self._parts: list[PartFile] = []
+        self._thread = ThreadPoolExecutor(1, "savepoint")
+        self._under_way: Future[None] | None = None
 
     def add(self, *row: Any) -> None:
         """A row with a value for each column; those that may be long come last in all tables."""
@@ -90,21 +101,36 @@ class TableWriter:
             pending.extend(column)
         self._size += _size_of(columns[-1]) + _size_of(columns[-2])
         if self._size >= _GROUP_BYTES or len(self._pending[0]) >= _ROWS:
-            self._flush()
+            self._await()
+            self._under_way = self._thread.submit(self._write, self._taken())
 
     def close(self) -> tuple[PartFile, ...]:
         """A table without rows has one file, so that others can read it too."""
+        self._await()
+        self._thread.shutdown()
         if self._pending[0] or not self._parts:
-            self._flush()
+            self._write(self._taken())
         self._end_file()
         return tuple(self._parts)
 
     def abandon(self) -> None:
         """Closes what is open; the draft is thrown away."""
+        self._thread.shutdown()
         if self._file is not None:
             self._file.file.close()
 
-    def _flush(self) -> None:
+    def _await(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _taken(self) -> Any:
+        """What was gathered, as a table; nothing is left."""
+        pending, self._pending, self._size = self._pending, [[] for _ in self._schema], 0
+        arrays = [_array(column, kind.type) for column, kind in zip(pending, self._schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+    def _write(self, rows: Any) -> None:
         if self._writer is None:
             self._path = f"{self._table}/part-{len(self._parts):05}.parquet"
             self._file = _Hashed(self._draft.create(self._path))
@@ -117,12 +143,9 @@ class TableWriter:
                 use_dictionary=[column for column in self._schema.names if column in _REPEATED],
             )
             self._rows = 0
-        if self._pending[0]:
-            columns = zip(self._pending, self._schema, strict=True)
-            arrays = [_array(column, kind.type) for column, kind in columns]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows += len(self._pending[0])
-        self._pending, self._size = [[] for _ in self._schema], 0
+        if rows.num_rows:
+            self._writer.write_table(rows)
+        self._rows += rows.num_rows
         assert self._file is not None
         if self._file.bytes >= _FILE_BYTES:
             self._end_file()
@@ -139,8 +162,7 @@ class TableWriter:
 
 def _array(column: list[Any], kind: Any) -> Any:
     """Most often all rows of some columns are equal: nothing is packed, all are of one stage."""
-    first = column[0]
-    if column[-1] is first and column.count(first) == len(column):
+    if column and column[-1] is (first := column[0]) and column.count(first) == len(column):
         return pa.nulls(len(column), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(column))
     return pa.array(column, kind)
 
@@ -205,17 +227,37 @@ def read_columns(
     `groups`: the first and the last key group that are wanted; others may come all the same.
     Raises SavepointError for a file that cannot be read, or lacks a column, or has one of a foreign type.
     """
-    where = f"{place.url.rstrip('/')}/{name}/{path}"
     schema = SCHEMAS[table]
-    try:
-        with place.open(name, path) as raw:
-            file = pq.ParquetFile(raw, page_checksum_verification=True)
-            missing = [column for column in schema.names if column not in file.schema_arrow.names]
-            if missing:
-                raise SavepointError(f"{where} has no column {missing[0]!r}")
-            for batch in file.iter_batches(5_000, _row_groups(file, groups), columns=schema.names):
+    with _opened(place, name, path) as (file, where):
+        missing = [column for column in schema.names if column not in file.schema_arrow.names]
+        if missing:
+            raise SavepointError(f"{where} has no column {missing[0]!r}")
+        for number in _row_groups(file, groups):
+            for batch in file.iter_batches(_PAGE_ROWS, [number], columns=schema.names):
                 page = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
                 yield {column: _values(page.column(column), column) for column in schema.names}
+
+
+def read_originals(place: Place, name: str, table: str, path: str) -> Iterator[Any]:
+    """Record batches of one file that is as it was written; those of its columns that repeat have dictionaries.
+
+    Raises SavepointError for a file that cannot be read.
+    """
+    schema = SCHEMAS[table]
+    repeated = [column.name for column in schema if column.name in _REPEATED and column.type == pa.string()]
+    with _opened(place, name, path, read_dictionary=repeated) as (file, _):
+        for number in range(file.num_row_groups):
+            # Threads of its own cost more than they give beside a Redis that is at work.
+            yield from file.iter_batches(_PAGE_ROWS, [number], columns=schema.names, use_threads=False)
+
+
+@contextmanager
+def _opened(place: Place, name: str, path: str, **options: Any) -> Iterator[tuple[Any, str]]:
+    """A Parquet file, and what it is called in messages. Raises SavepointError for what goes wrong in the body."""
+    where = f"{place.url.rstrip('/')}/{name}/{path}"
+    try:
+        with place.open(name, path) as raw:
+            yield pq.ParquetFile(raw, page_checksum_verification=True, **options), where
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SavepointError(f"{where} cannot be read: {error}") from error
 

@@ -24,8 +24,13 @@ _LENGTHS: Final = _Lengths({length: b"\r\n$%d\r\n" % length for length in range(
 
 def packed(words: Sequence[bytes]) -> bytes:
     """One command as Redis reads it. For thousands of words in a fraction of the client library's time."""
+    return b"%b\r\n" % begun(words, 0)
+
+
+def begun(words: Sequence[bytes], more: int) -> bytes:
+    """The beginning of a command, in front of so many more words and the end of the line."""
     lengths = map(_LENGTHS.__getitem__, map(len, words))
-    return b"*%d%b\r\n" % (len(words), b"".join(chain.from_iterable(zip(lengths, words, strict=True))))
+    return b"*%d%b" % (len(words) + more, b"".join(chain.from_iterable(zip(lengths, words, strict=True))))
 
 
 class Ahead:

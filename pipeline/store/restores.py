@@ -12,9 +12,10 @@ from pipeline.errors import JobStateError
 from pipeline.lifecycle import JobState
 from pipeline.plan import Plan
 from pipeline.store import keys
-from pipeline.store.ahead import Ahead, packed
+from pipeline.store.ahead import Ahead, begun, packed
 from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
+from pipeline.store.pairs import Pairs
 from pipeline.store.scripts import Scripts
 
 _MOST_BYTES: Final = 1 << 20
@@ -38,6 +39,7 @@ class RestoreStore:
         self._job = job
         self._nonce = secrets.token_hex(8)
         self._pending: dict[tuple[str, str], list[bytes]] = {}
+        self._packed: list[bytes] = []
         self._count = 0
         self._size = 0
         self._ahead = Ahead(scripts.client)
@@ -65,14 +67,14 @@ class RestoreStore:
         encoded = [value if isinstance(value, bytes) else str(value).encode() for value in values]
         self._add(command, key, encoded, sum(map(len, encoded)))
 
-    def put_fields(self, key: str, names: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """HSET of many. Raises as `put`."""
-        size = sum(map(len, names)) + sum(map(len, values))
-        step = max(1, min(_MOST_VALUES // 2, _MOST_BYTES * len(names) // max(1, size)))
-        for at in range(0, len(names), step):
-            part = [b""] * (2 * len(names[at : at + step]))
-            part[::2], part[1::2] = names[at : at + step], values[at : at + step]
-            self._add("HSET", key, part, sum(map(len, part)))
+    def put_pairs(self, key: str, pairs: Pairs, start: int, stop: int) -> None:
+        """HSET of the pairs start <= i < stop. Raises as `put`."""
+        name = key.encode()
+        step = max(1, min(_MOST_VALUES // 2, _MOST_BYTES * (stop - start) // max(1, pairs.size(start, stop))))
+        for at in range(start, stop, step):
+            end = min(stop, at + step)
+            self._packed.append(b"".join((begun([b"HSET", name], 2 * (end - at)), pairs.part(at, end), b"\r\n")))
+            self._counted(2 * (end - at), pairs.size(at, end))
 
     def flush(self) -> None:
         """Sends all that was put; Redis has it when this returns. Raises as `put`."""
@@ -93,14 +95,17 @@ class RestoreStore:
 
     def _add(self, command: str, key: str, values: Sequence[bytes], size: int) -> None:
         self._pending.setdefault((command, key), []).extend(values)
-        self._count += len(values)
+        self._counted(len(values), size)
+
+    def _counted(self, values: int, size: int) -> None:
+        self._count += values
         self._size += size
         if self._size >= _MOST_BYTES or self._count >= _MOST_VALUES:
             self._send()
 
     def _send(self) -> None:
         pending, self._pending, self._count, self._size = self._pending, {}, 0, 0
-        commands: list[bytes] = []
+        commands, self._packed = self._packed, []
         for (command, key), values in pending.items():
             if command == "XADD":
                 answer = self._scripts.run("fill", [keys.job(self._job), key], [self._nonce, *values])

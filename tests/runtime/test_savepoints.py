@@ -508,18 +508,18 @@ def test_a_savepoint_that_costs_too_much_is_given_up_and_leaves_nothing(redis_ur
 
 def test_an_interrupted_restore_leaves_a_job_that_never_runs(redis_url: str, tmp_path: Path) -> None:
     savepoint = a_counted_savepoint(redis_url, tmp_path)
-    pages = Savepoint.state_pages
+    pages = Savepoint.original_pages
 
-    def breaks(self: Savepoint, **options: Any) -> Any:
-        yield from itertools.islice(pages(self, **options), 1)
+    def breaks(self: Savepoint) -> Any:
+        yield from itertools.islice(pages(self), 1)
         raise KeyboardInterrupt
 
-    Savepoint.state_pages = breaks  # type: ignore[assignment, method-assign]
+    Savepoint.original_pages = breaks  # type: ignore[assignment, method-assign]
     try:
         with pytest.raises(KeyboardInterrupt):
             LocalJob(redis_url, counting(), job="k", savepoint=savepoint)
     finally:
-        Savepoint.state_pages = pages  # type: ignore[method-assign]
+        Savepoint.original_pages = pages  # type: ignore[method-assign]
 
     with LocalJob(redis_url, counting(), job="other") as job:
         record = job.jobs.read("k")

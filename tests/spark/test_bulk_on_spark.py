@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sqlite3
@@ -92,6 +93,18 @@ def test_a_task_that_dies_is_run_again_and_nothing_is_doubled(
     assert (tmp_path / "died").exists()
     assert by_key(tmp_path / "out") == {f"k{key}": list(range(1, 61)) for key in range(5)}
     assert [counts.taken for counts in result.stages] == [300, 300]
+
+
+def test_what_a_process_of_spark_has_loaded_is_not_looked_through_for_garbage(
+    bulk: Callable[..., BulkResult], tmp_path: Path
+) -> None:
+    flow = Pipeline("settled")
+    flow.source(read.iterable([1])).map(lambda _: gc.get_freeze_count()).sink(write.jsonl(tmp_path / "out"))
+
+    bulk(flow)
+
+    assert rows_of(tmp_path / "out")[0] > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_record_that_must_not_fail_fails_the_run_and_nothing_is_published(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from bench import Bench, a_plan
 from hypothesis import given
@@ -12,23 +13,51 @@ from hypothesis import strategies as st
 from pipeline.errors import ForeignData, JobStateError, StoreFull
 from pipeline.lifecycle import JobState
 from pipeline.store import keys
-from pipeline.store.ahead import packed
+from pipeline.store.ahead import begun, packed
 from pipeline.store.connection import connect
+from pipeline.store.pairs import Pairs
 from pipeline.store.restores import RestoreStore
 
 STATE = keys.state("k", 0, 3)
+WORDS = st.binary(max_size=40) | st.integers(1000, 1100).map(bytes)
 
 
 def fields(count: int, size: int = 1) -> tuple[list[bytes], list[bytes]]:
     return [b"f%d" % number for number in range(count)], [b"v" * size] * count
 
 
-@given(st.lists(st.binary(max_size=40) | st.integers(1000, 1100).map(bytes), min_size=1, max_size=20))
+def pairs(names: list[bytes], values: list[bytes]) -> Pairs:
+    return Pairs(pa.array(names, pa.binary()), pa.array(values, pa.binary()))
+
+
+@given(st.lists(WORDS, min_size=1, max_size=20))
 def test_a_packed_command_is_what_the_client_library_sends(words: list[bytes]) -> None:
     connection = connect("redis://nowhere:1").connection_pool.make_connection()
 
     command = [b"HSET", *words]
     assert packed(command) == b"".join(connection.pack_command(*command))
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=20), st.data())
+def test_pairs_by_column_are_words_as_in_a_packed_command(
+    given: list[tuple[bytes, bytes]], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(given)))
+    stop = data.draw(st.integers(start, len(given)))
+    found = pairs([name for name, _ in given], [value for _, value in given])
+
+    words = [word for pair in given[start:stop] for word in pair]
+    part = found.part(start, stop)
+    assert b"%b%b\r\n" % (begun([b"HSET", b"key"], len(words)), part) == packed([b"HSET", b"key", *words])
+    assert found.size(start, stop) == len(part)
+
+
+def test_pairs_may_be_a_part_of_larger_arrays() -> None:
+    names, values = (pa.array(column, pa.binary()) for column in fields(9))
+
+    found = Pairs(names[4:7], values[4:7])
+
+    assert bytes(found.part(1, 3)) == bytes(pairs(*fields(9)).part(5, 7))
 
 
 @pytest.mark.parametrize("size", [1, 700, 300_000])
@@ -37,7 +66,8 @@ def test_all_that_is_put_is_there_when_it_is_flushed(bench: Bench, size: int) ->
     timers = [(number, b"t%d" % number) for number in range(3_000)]
     with RestoreStore(bench.scripts, "k") as store:
         store.begin(a_plan(), "s")
-        store.put_fields(STATE, names, values)
+        store.put_pairs(STATE, pairs(names, values), 0, 3)
+        store.put_pairs(STATE, pairs(names, values), 3, len(names))
         for due, member in timers:
             store.put("ZADD", keys.timers("k", 0, "op", 3), (due, member))
         store.put("HSET", keys.senders("k"), ("next", 7))
@@ -97,7 +127,7 @@ def test_a_key_that_holds_something_else_is_told(bench: Bench) -> None:
     bench.client.set(STATE, "a stranger's")
     with RestoreStore(bench.scripts, "k") as store:
         store.begin(a_plan(), "s")
-        store.put_fields(STATE, *fields(10))
+        store.put_pairs(STATE, pairs(*fields(10)), 0, 10)
         with pytest.raises(ForeignData):
             store.flush()
 
@@ -105,7 +135,7 @@ def test_a_key_that_holds_something_else_is_told(bench: Bench) -> None:
 def test_a_full_redis_is_told_and_takes_nothing(bench: Bench) -> None:
     with RestoreStore(bench.scripts, "k") as store:
         store.begin(a_plan(), "s")
-        store.put_fields(STATE, *fields(10))
+        store.put_pairs(STATE, pairs(*fields(10)), 0, 10)
         bench.client.config_set("maxmemory", 1)
         try:
             with pytest.raises(StoreFull):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,10 @@ from pipeline.codec import decode_value, encode_value, split_state_field, state_
 from pipeline.errors import DecodingError, EncodingError
 from pipeline.keying import group_of, groups_of
 from pipeline.reading.keytext import key_text, key_texts, parse_key, parse_keys
+from pipeline.savepoints.originals import original_page
 from pipeline.savepoints.rows import hide, read_states, show, state_columns
+from pipeline.savepoints.tables import SCHEMAS
+from pipeline.store.ahead import begun
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS = st.one_of(
@@ -32,7 +37,8 @@ STATES = st.recursive(
 )
 PLAIN_KEYS = st.one_of(TEXT, st.integers(-(2**63), 2**63 - 1), st.binary(max_size=8))
 KEYS = st.recursive(PLAIN_KEYS, lambda part: st.lists(part, max_size=3).map(tuple), max_leaves=4)
-OPERATORS = st.sampled_from(["counts", "ü"])
+STAGES = {"counts": "by_word", "ü": "by_line"}
+OPERATORS = st.sampled_from(list(STAGES))
 
 
 def a_page(states: Any = STATES, keys: Any = KEYS) -> Any:
@@ -45,6 +51,7 @@ PAGES = st.one_of(
     a_page(st.integers(0, 99), TEXT),
     a_page(st.lists(st.integers(0, 9) | st.floats(), max_size=4), st.text("abc-1 ", max_size=4)),
     a_page(st.integers(0, 99), st.integers(-99, 99)),
+    a_page(st.integers(0, 99), st.integers(250, 260).map("x".__mul__)),
 )
 
 
@@ -66,9 +73,9 @@ def test_a_page_is_what_its_rows_are_one_by_one(page: list[tuple[str, Any, Any]]
     assert found["packed"] == [each.packed for each in shown]
 
 
-@given(PAGES, st.booleans())
-def test_what_was_a_page_is_read_back_to_the_byte(page: list[tuple[str, Any, Any]], is_original: bool) -> None:
-    found = read_states(columns_of(page), is_original=is_original)
+@given(PAGES)
+def test_what_was_a_page_is_read_back_to_the_byte(page: list[tuple[str, Any, Any]]) -> None:
+    found = read_states(columns_of(page))
 
     assert found is not None
     keys, fields, datas = found
@@ -77,9 +84,51 @@ def test_what_was_a_page_is_read_back_to_the_byte(page: list[tuple[str, Any, Any
     assert datas == [encode_value(state) for *_, state in page]
 
 
+def batch_of(columns: dict[str, list[Any]]) -> pa.RecordBatch:
+    """As an original is read."""
+    columns = {"stage": list(map(STAGES.get, columns["operator"])), **columns}
+    arrays = [pa.array(columns[column.name], column.type) for column in SCHEMAS["state"]]
+    arrays[:2] = [array.dictionary_encode() for array in arrays[:2]]
+    return pa.RecordBatch.from_arrays(arrays, SCHEMAS["state"].names)
+
+
+@given(PAGES, st.integers(0, 3))
+def test_an_original_is_to_the_byte_what_was_written(page: list[tuple[str, Any, Any]], cut: int) -> None:
+    found = original_page(batch_of(columns_of(page)).slice(cut), STAGES)
+
+    page = page[cut:]
+    assert found is not None
+    assert found.counts == Counter(operator for operator, *_ in page)
+    assert found.names.to_pylist() == [state_field(operator, key) for operator, key, _ in page]
+    assert found.values.to_pylist() == [encode_value(state) for *_, state in page]
+
+
+@given(PAGES, st.sampled_from([{"counts": 4, "ü": 4}, {"counts": 4, "ü": 2}, {"ü": 2}, {}]))
+def test_an_original_is_dealt_out_to_the_stages_of_its_operators(
+    page: list[tuple[str, Any, Any]], stages: dict[str, int]
+) -> None:
+    page = sorted(page, key=lambda row: group_of(row[1]))
+    found = original_page(batch_of(columns_of(page)), STAGES)
+    assert found is not None
+
+    dealt: dict[tuple[int, int], bytes] = {}
+    for part in found.parts(stages):
+        for group, start, stop in part.runs:
+            assert (part.stage, group) not in dealt
+            dealt[part.stage, group] = bytes(part.pairs.part(start, stop))
+
+    expected: dict[tuple[int, int], list[bytes]] = {}
+    for operator, key, state in page:
+        if operator in stages:
+            words = expected.setdefault((stages[operator], group_of(key)), [])
+            words += (state_field(operator, key), encode_value(state))
+    assert dealt == {at: begun(words, 0).removeprefix(b"*%d" % len(words)) for at, words in expected.items()}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"group": [group_of("a"), None]},
         {"key": [None, "b"]},
         {"key": ["zebra", "b"]},
         {"group": [group_of("b"), group_of("b")]},
@@ -94,8 +143,21 @@ def test_what_was_a_page_is_read_back_to_the_byte(page: list[tuple[str, Any, Any
 def test_a_page_with_a_row_that_is_wrong_is_none(wrong: dict[str, list[Any]]) -> None:
     page = columns_of([("counts", "a", 1), ("counts", "b", 2)])
 
-    assert read_states(page, is_original=False) is not None
-    assert read_states({**page, **wrong}, is_original=False) is None
+    assert read_states(page) is not None
+    assert read_states({**page, **wrong}) is None
+    assert original_page(batch_of(page), STAGES) is not None
+    assert original_page(batch_of({**page, **wrong}), STAGES) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"operator": ["counts", "other"]}, {"operator": ["counts", None]}, {"stage": ["by_word", "elsewhere"]}],
+    ids=str,
+)
+def test_an_original_of_an_operator_that_is_not_there_is_none(wrong: dict[str, list[Any]]) -> None:
+    page = columns_of([("counts", "a", 1), ("counts", "b", 2)])
+
+    assert original_page(batch_of({**page, **wrong}), STAGES) is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +188,7 @@ def test_bytes_that_we_would_write_otherwise_stay_as_they_are() -> None:
     assert list(map(decode_value, datas)) == [7, 1.0, 7]
 
 
-@given(st.lists(KEYS, max_size=8) | st.lists(TEXT, max_size=8) | st.lists(st.integers(-9, 2**64), max_size=8))
+@given(st.one_of(st.lists(each, max_size=8) for each in (KEYS, TEXT, st.integers(-9, 2**64), st.binary())))
 def test_keys_of_a_table_are_written_read_and_placed_as_each_of_them(keys: list[Any]) -> None:
     texts = key_texts(keys)
 

@@ -6,9 +6,11 @@ given as they come, so all else is bounded. Run again it gives the same rows: it
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -235,11 +237,20 @@ class _Fitting:
         return Batch(batch.values)
 
 
+@cache
+def _settle() -> None:
+    """What a process of Spark has loaded lives on: it looks for garbage behind each task, and need not look there."""
+    if TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()
+
+
 class _Work:
     """One task at work. What it opens is closed by the stack, whatever happens."""
 
     def __init__(self, task: StageTask, partition: int, stack: ExitStack) -> None:
         graph = stack.enter_context(task.definition.opened(task.job))
+        _settle()
         programs = Programs(graph.nodes)
         stack.callback(programs.close)
         fittings = {node.name: _Fitting(node) for node in graph.nodes if isinstance(node, Transform)}
