@@ -83,7 +83,7 @@ class Aggregate(KeyedOperator):
         """Its aggregations, in their order."""
         return list(self.aggregation.values()) if isinstance(self.aggregation, dict) else [self.aggregation]
 
-    def result(self, states: list[Any]) -> Any:
+    def result(self, states: Sequence[Any]) -> Any:
         """What is emitted when its parts have these states."""
         results = [part.result(state) for part, state in zip(self.parts(), states, strict=True)]
         return dict(zip(self.aggregation, results, strict=True)) if isinstance(self.aggregation, dict) else results[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,9 @@ from pipeline.cli.main import run_command
 from pipeline.plan import compile_plan
 from pipeline.settings import Limits
 from pipeline.sources.layout import open_files
-from pipeline.spark.bulk import engine
+from pipeline.spark.bulk import engine, finalrows
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
-from pipeline.spark.bulk.finals import finals_of, frame_of
+from pipeline.spark.bulk.finals import finals_of, grouped, levelled
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -191,25 +192,20 @@ DOUBTFUL = {
 """Key -> rows, each of which but for the first ones is in doubt."""
 
 
-def doubts_of(spark: Any, path: Path, build: Callable[[Stream], KeyedStream]) -> tuple[dict[Any, int], int]:
-    """The doubts by key, and how many heads were met that should not be there."""
+def doubts_of(spark: Any, path: Path, build: Callable[[Stream], KeyedStream]) -> tuple[dict[Any, int], set[Any], int]:
+    """How many rows are in doubt by key, whose sums are, and how many heads were met that should not be there."""
     spec = read.csv(path, types={"n": "int", "f": "float", "t": "text", "k": "text"})
     graph = a_flow(spec, build).graph()
     plan = compile_plan(graph, 2, Limits())
     source = open_files(spec)
-    frame, headers = frame_of(spark, finals_of(graph, plan, plan.stage(0), source), source)
+    finals = finals_of(graph, plan, plan.stage(0), source)
+    frame, headers = levelled(spark, finals, source)
     rows = frame.collect()
-    met = sum(row["records"] for row in rows if row["level"] == 0)
-    return {row["k"]: row["doubts"] for row in rows if row["level"] == 2}, met - headers
-
-
-def test_rows_that_python_takes_otherwise_are_in_doubt(spark: Any, tmp_path: Path) -> None:
-    lines = [line if isinstance(line, bytes) else line.encode() for line in DOUBTFUL.values()]
-    (tmp_path / "a.csv").write_bytes(HEAD + b"\n".join(lines))
-    (tmp_path / "b.csv").write_bytes(HEAD + "sound,7,1,e\nzero,0,1,z\ncapital,1,1,ß\ndropped,0,1,z\n".encode() + HEAD)
-
-    assert doubts_of(spark, tmp_path / "a.csv", summed) == ({key: int(key != "sound") for key in DOUBTFUL}, 0)
-    assert doubts_of(spark, tmp_path / "b.csv", quotients) == ({"sound": 0, "zero": 1, "capital": 1}, 1)
+    levels = {row["k"]: row["level"] for row in rows if row["level"] in (finalrows.DOUBTFUL, finalrows.ARRIVED)}
+    doubts = Counter(row["k"] for row in rows if row["level"] == finalrows.DOUBTFUL)
+    lost = grouped(frame, finals).where(f"level = {finalrows.DOUBTFUL} and k is not null").collect()
+    heads = sum(row["level"] == finalrows.HEAD for row in rows)
+    return {key: doubts[key] for key in levels}, {row["k"] for row in lost}, heads - headers
 
 
 def not_native(source: Any, build: Callable[[Stream], KeyedStream], **options: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -25,8 +26,9 @@ from pipeline.programs.runners import Programs
 from pipeline.records import MAX_TIME, Batch, Timer
 from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
-from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
+from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, encode_fact
 from pipeline.spark.bulk.faults import told
+from pipeline.spark.bulk.finalrows import FinalRows, Groups
 from pipeline.spark.bulk.output import BulkEncoder, Selected, TaskFiles
 from pipeline.spark.bulk.portions import Portions, are_alike, extend, merged
 from pipeline.spark.bulk.rows import (
@@ -34,6 +36,7 @@ from pipeline.spark.bulk.rows import (
     FILE,
     HELD,
     LETTER,
+    NATIVE,
     SPLIT,
     START,
     STATE,
@@ -114,14 +117,9 @@ class EntryTask:
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first.
-
-    finals: where Spark has aggregated the records of each key, the aggregate and the `last` behind it. The rows are
-    then states of the one, and enter as values of the other.
-    """
+    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first."""
 
     task: StageTask
-    finals: tuple[str, str] | None = None
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told():
@@ -137,13 +135,8 @@ class KeyedTask:
         with ExitStack() as stack:
             work = _Work(self.task, partition, stack)
             work.take_seed()
-            of_stage = self._of_stage(rows, work.rows)
-            if self.finals is not None:
-                for row in of_stage:
-                    work.take_finals(row.batch(), *self.finals)
-            else:
-                for batch, payloads in _gathered(of_stage):
-                    yield from work.run(batch, payloads)
+            for batch, payloads in _gathered(self._of_stage(rows, work.rows)):
+                yield from work.run(batch, payloads)
             yield from work.finish()
 
     def _of_stage(self, rows: Iterator[Row], others: RowBuffer) -> Iterator[Row]:
@@ -154,6 +147,42 @@ class KeyedTask:
                 yield row
             elif is_fact(row.edge):
                 others.pass_on(row)
+
+
+@dataclass(frozen=True)
+class FinalTask:
+    """One partition of a keyed stage of which Spark has aggregated the records: goes on behind its `last`.
+
+    In doubt it does nothing, and says so.
+    """
+
+    task: StageTask
+    rows: FinalRows
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        partition, fact = context.partitionId(), NativeFact()
+        with told(), ExitStack() as stack:
+            groups = self.rows.read(batches, fact)
+            first = next(groups, None)
+            if self.rows.doubts(fact):
+                rows = RowBuffer(self.task.index, partition)
+                rows.add_fact(NATIVE, encode_fact(fact))
+                yield from rows.rest()
+                return
+            work = _Work(self.task, partition, stack)
+            counts = Counts(self.rows.entry, partition)
+            for each in chain([] if first is None else [first], groups):
+                work.take_finals(each, *self.rows.operators)
+                counts.emitted += sum(each.records)
+            if partition == 0:
+                # All tasks have met the same.
+                counts.filtered = fact.filtered
+                work.rows.add_fact(NATIVE, encode_fact(fact))
+            counts.taken = counts.emitted + counts.filtered
+            work.rows.add_fact(COUNTS, encode_fact(counts))
+            yield from work.finish()
 
 
 @dataclass(frozen=True)
@@ -262,17 +291,17 @@ class _Work:
             for timer in seed.timers(stage, self._partition):
                 self._stepper.timers.add(timer)
 
-    def take_finals(self, batch: Batch, aggregate: str, last: str) -> None:
-        """Keys, with the number of their records and the states of the aggregate's parts."""
+    def take_finals(self, groups: Groups, aggregate: str, last: str) -> None:
+        """Has `last` hold what the aggregate has come to, for these keys."""
         started = perf_counter()
         node = self._graph.node(aggregate)
         assert isinstance(node, Keyed)
         assert isinstance(node.operator, Aggregate)
         held = self._stepper.state[last]
-        for key, (records, states) in zip(batch.keys or (), batch.values, strict=True):
+        for key, states in zip(groups.keys, zip(*groups.states, strict=True), strict=True):
             held[key] = node.operator.result(states)
             self._stepper.timers.add(Timer(last, key, MAX_TIME))
-            self._counts.taken += records
+        self._counts.taken += sum(groups.records)
         self._counts.seconds += perf_counter() - started
 
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
