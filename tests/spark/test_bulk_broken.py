@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,14 +97,40 @@ def test_nothing_outlives_a_run_that_is_killed(site: Site) -> None:
     assert not (run.folder / "out").exists()
 
 
-def test_order_holds_on_a_cluster_whose_shuffle_has_none(site: Site) -> None:
+FINALS = """
+from pipeline import count, itself
+
+lines = flow.source(read.text("../lines"), name="lines").filter(~itself().starts_with("2"), name="no_2")
+ended = lines.key_by(itself().length(), name="by_length").aggregate(count(), name="n").last(name="end")
+ended.sink(write.jsonl("finals"), name="finals")
+"""
+"""Beside other sources: few records, but bytes enough for Spark to compute them itself."""
+
+LINES = [f"{number % 10}" + "x" * (16_000 + number % 3) for number in range(1_100)]
+
+
+def with_finals(site: Site, text: str) -> str:
+    (site.root / "lines").mkdir()
+    for number in range(4):
+        (site.root / "lines" / f"{number}.txt").write_text("\n".join(LINES[number::4]))
+    return text + FINALS
+
+
+def check_finals(run: Run) -> None:
+    assert "stage lines: in 1,100, out 990, filtered 110, by Spark itself" in run.said()
+    rows = [(row["key"], row["value"]) for row in read_rows(run.folder / "finals")]
+    assert sorted(rows) == sorted(Counter(len(line) for line in LINES if line[0] != "2").items())
+
+
+def test_a_cluster_computes_finals_itself_and_order_holds_though_its_shuffle_has_none(site: Site) -> None:
     sequence = Sequence(keys=20, count=400)
-    run = started(site, sequence.text, "--master", "local-cluster[2,1,1024]")
+    run = started(site, with_finals(site, sequence.text), "--master", "local-cluster[2,1,1024]")
 
     run.finish(seconds=SECONDS)
 
     sequence.check(run.folder / "out")
-    site.assert_clean("flow.py", "out")
+    check_finals(run)
+    site.assert_clean("flow.py", "out", "finals")
 
 
 @pytest.fixture
@@ -160,13 +187,14 @@ numbers.transform(doubled, schema="n long", name="op").sink(write.jsonl("out"), 
 
 def test_a_connect_server_runs_the_same_file_and_the_frames_of_a_live_job(site: Site, connect_server: str) -> None:
     sequence = Sequence(keys=10, count=200)
-    site.write(sequence.text)
+    site.write(with_finals(site, sequence.text))
     run = site.start("flow.py", *ENGINE, "--remote", connect_server)
 
     run.finish(seconds=SECONDS)
 
     sequence.check(run.folder / "out")
-    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out"}
+    check_finals(run)
+    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out", "finals"}
 
     site.write(FRAMES, folder="live")
     live = site.start("flow.py", "--workers", "1", folder="live", CELERIAC_SPARK_REMOTE=connect_server)
