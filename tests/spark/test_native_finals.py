@@ -170,10 +170,11 @@ def quotients(rows: Stream) -> KeyedStream:
 
 
 DOUBTFUL = {
-    "sound": "sound,1,1.5,x\nsound,-1,.5e1,\nsound,+3,2,ä",
+    "sound": "sound,1,1.5,x\nsound,-1,.5e1,\nsound,+3,2,ä\nsound,000000000000000000007,1,a b",
     '"quoted"': '"quoted",3,1,z',
     "no number": "no number,3.0,1,z",
     "white space": "white space, 3,1,z",
+    "a control character": "a control character,3\x7f,1,z",
     "underscore": "underscore,1_0,1,z",
     "digits that are not of ASCII": "digits that are not of ASCII,\u0663,1,z",
     "infinite": "infinite,3,inf,z",

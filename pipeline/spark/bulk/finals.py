@@ -144,7 +144,8 @@ def _level_of(doubts: list[Column], drops: Column | None = None) -> Column:
 def grouped(rows: DataFrame, finals: Finals) -> DataFrame:
     """One row for each key and each other level, of the rows of `levelled`."""
     arrived = F.col(_LEVEL) == ARRIVED
-    masked = [F.when(arrived, F.col(name)).alias(name) for name in rows.columns if name != _LEVEL]
+    given = [f"part_{place}" for place, part in enumerate(finals.parts) if part.twin is not None]
+    masked = [F.when(arrived, F.col(name)).alias(name) for name in [*finals.key_names, *given]]
     results: dict[str, Column] = {}
     lost: dict[str, Column] = {}
     for place, part in enumerate(finals.parts):
@@ -172,7 +173,7 @@ def placed(groups: DataFrame, finals: Finals, partitions: int) -> DataFrame:
     """
     everywhere = F.sequence(F.lit(0), F.lit(partitions - 1))
     pids = F.when(F.col(_LEVEL) == ARRIVED, F.array(_partition(finals, partitions))).otherwise(everywhere)
-    rows = groups.select(F.explode(pids).alias("pid"), *groups.columns).repartitionById(partitions, "pid").drop("pid")
+    rows = groups.select(F.explode(pids).alias("pid"), "*").repartitionById(partitions, "pid").drop("pid")
     # Any order of keys that is the same at every attempt.
     return rows.sortWithinPartitions(_LEVEL, *finals.key_names)
 

@@ -36,6 +36,9 @@ _BLANK: Final = " \t\n\r\x0b\x0c"
 _FIELD_CHARACTERS: Final = 131_072
 """Python's csv module takes no longer fields."""
 
+_PADDING: Final = r"[\x00-\x20\x7f]"
+"""What Spark takes away at the ends of a whole number; Python takes away something else."""
+
 _INTEGER: Final = r"\A[+-]?[0-9]{1,18}\z"
 _NUMBER: Final = r"\A[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
 _GLOB_MARKS: Final = re.compile(r"([\\*?\[\]{}])")
@@ -110,7 +113,8 @@ def _of_csv(lines: DataFrame, source: FileInput, form: CsvFormat, most_bytes: in
     heads = [head for head in heads if head]
     line, parts = F.col("value"), F.col("parts")
     mark = re.sub(_META, r"\\\g<0>", form.delimiter)
-    cut = lines.filter(F.ltrim(line, F.lit(_BLANK)) != "").select(line, F.split(line, mark, -1).alias("parts"))
+    split, is_padded = F.split(line, mark, -1).alias("parts"), line.rlike(_PADDING).alias("is_padded")
+    cut = lines.filter(F.ltrim(line, F.lit(_BLANK)) != "").select(line, split, is_padded)
     doubts = [
         F.contains(line, F.lit('"')),
         F.size(parts) != len(form.header),
@@ -128,12 +132,15 @@ def _of_csv(lines: DataFrame, source: FileInput, form: CsvFormat, most_bytes: in
 
 
 def _csv_field(field: Column, kind: str, nulls: list[str]) -> tuple[Column, list[Column]]:
-    is_null = field.isin(nulls) if nulls else F.lit(False)
+    is_null = F.coalesce(field.isin(nulls), F.lit(False)) if nulls else F.lit(False)
     if kind == "text":
         return F.when(is_null, F.lit(None)).otherwise(field), []
-    wanted = _INTEGER if kind == "int" else _NUMBER
-    value = F.when(is_null, F.lit(None)).otherwise(field.try_cast(_CSV_KINDS[kind].value))
-    return value, [F.coalesce(~is_null & ~field.rlike(wanted), F.lit(True))]
+    number = field.try_cast(_CSV_KINDS[kind].value)
+    value = F.when(is_null, F.lit(None)).otherwise(number)
+    if kind == "int":
+        # A pattern for each field would cost more than all else.
+        return value, [number.isNull() & ~is_null, F.col("is_padded") & ~is_null & ~field.rlike(_INTEGER)]
+    return value, [~is_null & ~F.coalesce(field.rlike(_NUMBER), F.lit(False))]
 
 
 def _urls(paths: Iterable[str]) -> list[str]:
