@@ -209,6 +209,25 @@ def doubts_of(spark: Any, path: Path, build: Callable[[Stream], KeyedStream]) ->
     return {key: doubts[key] for key in levels}, {row["k"] for row in lost}, heads - headers
 
 
+def test_lines_that_are_no_text_or_too_long_are_in_doubt_where_they_are_only_counted(
+    spark: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\na\n\xff\n\xff\n\n" + b"x" * 400_000 + b"\n" + b"y" * 400_000)
+    spec = read.text(tmp_path / "a.txt")
+    graph = a_flow(spec, by_word).graph()
+    plan = compile_plan(graph, 2, Limits(record_bytes=1_000_000))
+    source = open_files(spec)
+    finals = finals_of(graph, plan, plan.stage(0), source)
+
+    frame, _ = levelled(spark, finals, source)
+    rows = grouped(frame, finals).selectExpr("level", "substr(k, 1, 1) as k", "records").collect()
+
+    assert finals.counts_lines
+    sound = Counter({row["k"]: row["records"] for row in rows if row["level"] == finalrows.ARRIVED})
+    assert sound == {"a": 2, "": 1}
+    assert sorted(row["records"] for row in rows if row["level"] == finalrows.DOUBTFUL) == [1, 1, 2]
+
+
 def not_native(source: Any, build: Callable[[Stream], KeyedStream], **options: Any) -> str:
     """Why Python runs it."""
     with BulkRun(a_flow(source, build), BulkOptions(partitions=2, native_bytes=0, **options)) as run:

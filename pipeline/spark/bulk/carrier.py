@@ -23,7 +23,7 @@ from pipeline.kernel.operators import Aggregate
 from pipeline.kernel.stage import StageKernel
 from pipeline.plan import Plan, StagePlan
 from pipeline.programs.runners import Programs
-from pipeline.records import MAX_TIME, Batch, Timer
+from pipeline.records import Batch, Timer
 from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
 from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, encode_fact
@@ -174,7 +174,7 @@ class FinalTask:
             work = _Work(self.task, partition, stack)
             counts = Counts(self.rows.entry, partition)
             for each in chain([] if first is None else [first], groups):
-                work.take_finals(each, *self.rows.operators)
+                yield from work.take_finals(each, *self.rows.operators)
                 counts.emitted += sum(each.records)
             if partition == 0:
                 # All tasks have met the same.
@@ -291,18 +291,20 @@ class _Work:
             for timer in seed.timers(stage, self._partition):
                 self._stepper.timers.add(timer)
 
-    def take_finals(self, groups: Groups, aggregate: str, last: str) -> None:
-        """Has `last` hold what the aggregate has come to, for these keys."""
+    def take_finals(self, groups: Groups, aggregate: str, last: str) -> Iterator[pa.RecordBatch]:
+        """Ends the input of these keys, of which the aggregate has these states."""
         started = perf_counter()
         node = self._graph.node(aggregate)
         assert isinstance(node, Keyed)
         assert isinstance(node.operator, Aggregate)
-        held = self._stepper.state[last]
-        for key, states in zip(groups.keys, zip(*groups.states, strict=True), strict=True):
-            held[key] = node.operator.result(states)
-            self._stepper.timers.add(Timer(last, key, MAX_TIME))
+        results = node.operator.results
+        for at in range(0, len(groups.keys), _STEP_RECORDS):
+            part = slice(at, at + _STEP_RECORDS)
+            states = [held[part] for held in groups.states]
+            self._tell(self._stepper.end(last, groups.keys[part], lambda: results(states)))  # noqa: B023
         self._counts.taken += sum(groups.records)
         self._counts.seconds += perf_counter() - started
+        yield from self.rows.full()
 
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
         """Applies the records of these payloads."""

@@ -24,7 +24,7 @@ from pipeline.plan import Plan, StagePlan
 from pipeline.settings import Limits
 from pipeline.sources.layout import FileInput
 from pipeline.spark.bulk.finalrows import ARRIVED, DOUBTFUL, FILTERED, HEAD, FinalRows
-from pipeline.spark.bulk.scans import DOUBT, HEADER, VALUE, scan, shape_of
+from pipeline.spark.bulk.scans import DOUBT, HEADER, VALUE, scan, shape_of, text_doubts
 from pipeline.spark.bulk.twins import (
     Columns,
     Kind,
@@ -75,6 +75,12 @@ class Finals:
     @property
     def key_names(self) -> list[str]:
         return names(self.key.shape, "k")
+
+    @property
+    def counts_lines(self) -> bool:
+        """Whether each key is a whole line, of which nothing but its copies is counted."""
+        is_text = self.shape is Kind.TEXT and not self.steps
+        return is_text and self.key.is_value and all(part.twin is None for part in self.parts)
 
 
 def finals_of(graph: Graph, plan: Plan, stage: StagePlan, source: FileInput) -> Finals:
@@ -143,6 +149,8 @@ def _level_of(doubts: list[Column], drops: Column | None = None) -> Column:
 
 def grouped(rows: DataFrame, finals: Finals) -> DataFrame:
     """One row for each key and each other level, of the rows of `levelled`."""
+    if finals.counts_lines:
+        return _lines_counted(rows, finals)
     arrived = F.col(_LEVEL) == ARRIVED
     given = [f"part_{place}" for place, part in enumerate(finals.parts) if part.twin is not None]
     masked = [F.when(arrived, F.col(name)).alias(name) for name in [*finals.key_names, *given]]
@@ -157,6 +165,14 @@ def grouped(rows: DataFrame, finals: Finals) -> DataFrame:
     groups = rows.select(_LEVEL, *masked).groupBy(_LEVEL, *finals.key_names)
     frame = groups.agg(F.count("*").alias(_RECORDS), *wanted)
     return frame.select(_level_of([F.col(name) for name in lost]), *finals.key_names, _RECORDS, *results)
+
+
+def _lines_counted(rows: DataFrame, finals: Finals) -> DataFrame:
+    """The same, sooner: of a line all copies are in doubt, or none, so one of them is looked at."""
+    (line,) = finals.key_names
+    doubt = any_of(text_doubts(F.col(line), finals.most_bytes))
+    counted = rows.groupBy(line).agg(F.count("*").alias(_RECORDS))
+    return counted.select(F.when(doubt, DOUBTFUL).otherwise(ARRIVED).alias(_LEVEL), line, _RECORDS)
 
 
 def rows_of(finals: Finals, headers: int) -> FinalRows:

@@ -36,11 +36,10 @@ _BLANK: Final = " \t\n\r\x0b\x0c"
 _FIELD_CHARACTERS: Final = 131_072
 """Python's csv module takes no longer fields."""
 
-_PADDING: Final = r"[\x00-\x20\x7f]"
-"""What Spark takes away at the ends of a whole number; Python takes away something else."""
-
-_INTEGER: Final = r"\A[+-]?[0-9]{1,18}\z"
-_NUMBER: Final = r"\A[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
+_NUMBERS: Final = {
+    "int": r"[+-]?[0-9]{1,18}+",
+    "float": r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?",
+}
 _GLOB_MARKS: Final = re.compile(r"([\\*?\[\]{}])")
 _META: Final = re.compile(r"[.$|()\[\]{}^?*+\\]")
 
@@ -104,8 +103,13 @@ def scan(session: SparkSession, source: FileInput, most_bytes: int) -> Scan:
     if isinstance(source.form, CsvFormat):
         return _of_csv(lines, source, source.form, most_bytes)
     line = F.col("value")
-    doubts = [~F.is_valid_utf8(line), F.octet_length(line) > most_bytes]
-    return Scan(lines.select(line.alias(VALUE), any_of(doubts).alias(DOUBT), F.lit(False).alias(HEADER)), 0)
+    doubt = any_of(text_doubts(line, most_bytes))
+    return Scan(lines.select(line.alias(VALUE), doubt.alias(DOUBT), F.lit(False).alias(HEADER)), 0)
+
+
+def text_doubts(line: Column, most_bytes: int) -> list[Column]:
+    """Those of a line of text."""
+    return [~F.is_valid_utf8(line), F.octet_length(line) > most_bytes]
 
 
 def _of_csv(lines: DataFrame, source: FileInput, form: CsvFormat, most_bytes: int) -> Scan:
@@ -113,34 +117,31 @@ def _of_csv(lines: DataFrame, source: FileInput, form: CsvFormat, most_bytes: in
     heads = [head for head in heads if head]
     line, parts = F.col("value"), F.col("parts")
     mark = re.sub(_META, r"\\\g<0>", form.delimiter)
-    split, is_padded = F.split(line, mark, -1).alias("parts"), line.rlike(_PADDING).alias("is_padded")
-    cut = lines.filter(F.ltrim(line, F.lit(_BLANK)) != "").select(line, split, is_padded)
-    doubts = [
-        F.contains(line, F.lit('"')),
-        F.size(parts) != len(form.header),
-        ~F.is_valid_utf8(line),
-        F.octet_length(line) > min(most_bytes, _FIELD_CHARACTERS),
+    cut = lines.filter(F.ltrim(line, F.lit(_BLANK)) != "").select(line, F.split(line, mark, -1).alias("parts"))
+    too_long = F.octet_length(line) > min(most_bytes, _FIELD_CHARACTERS)
+    fields = [
+        _csv_field(F.get(parts, F.lit(form.header.index(name))), kind, form.nulls).alias(f"{VALUE}_{place}")
+        for place, (name, kind) in enumerate(zip(form.columns, form.types, strict=True))
     ]
-    fields = []
-    for place, (name, kind) in enumerate(zip(form.columns, form.types, strict=True)):
-        column, more = _csv_field(F.get(parts, F.lit(form.header.index(name))), kind, sorted(form.nulls))
-        fields.append(column.alias(f"{VALUE}_{place}"))
-        doubts += more
     is_header = line.isin(sorted({head[0].decode() for head in heads}))
-    doubt = ~is_header & any_of(doubts)
-    return Scan(cut.select(*fields, doubt.alias(DOUBT), is_header.alias(HEADER)), len(heads))
+    doubt = any_of([~line.rlike(_line_pattern(form)), ~F.is_valid_utf8(line), too_long])
+    return Scan(cut.select(*fields, (~is_header & doubt).alias(DOUBT), is_header.alias(HEADER)), len(heads))
 
 
-def _csv_field(field: Column, kind: str, nulls: list[str]) -> tuple[Column, list[Column]]:
-    is_null = F.coalesce(field.isin(nulls), F.lit(False)) if nulls else F.lit(False)
-    if kind == "text":
-        return F.when(is_null, F.lit(None)).otherwise(field), []
-    number = field.try_cast(_CSV_KINDS[kind].value)
-    value = F.when(is_null, F.lit(None)).otherwise(number)
-    if kind == "int":
-        # A pattern for each field would cost more than all else.
-        return value, [number.isNull() & ~is_null, F.col("is_padded") & ~is_null & ~field.rlike(_INTEGER)]
-    return value, [~is_null & ~F.coalesce(field.rlike(_NUMBER), F.lit(False))]
+def _line_pattern(form: CsvFormat) -> str:
+    """What lines match whose fields Spark reads as Python does. One pattern for all fields costs less than one each."""
+    mark = re.escape(form.delimiter)
+    whole = (null for null in form.nulls if '"' not in null and form.delimiter not in null)
+    nulls = [re.escape(null) for null in sorted(whole, reverse=True)]
+    kinds = dict(zip(form.columns, form.types, strict=True))
+    patterns = {kind: f"(?:{'|'.join([number, *nulls])})" for kind, number in _NUMBERS.items()}
+    fields = (patterns.get(kinds.get(name, "text"), f'[^"{mark}]*+') for name in form.header)
+    return rf"\A{mark.join(fields)}\z"
+
+
+def _csv_field(field: Column, kind: str, nulls: frozenset[str]) -> Column:
+    is_null = field.isin(sorted(nulls)) if nulls else F.lit(False)
+    return F.when(is_null, F.lit(None)).otherwise(field if kind == "text" else field.try_cast(_CSV_KINDS[kind].value))
 
 
 def _urls(paths: Iterable[str]) -> list[str]:
