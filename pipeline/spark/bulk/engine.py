@@ -323,7 +323,7 @@ class BulkRun:
         try:
             if not isinstance(portions, FilePortions):
                 raise NoTwin("it is no source of files")
-            if options.keeps_state or options.seed is not None or options.ranges:
+            if options.keeps_state or options.seed is not None or options.ranges or not options.ends_input:
                 raise NoTwin("the run begins or ends with the state of a live job")
             if portions.source.size < options.native_bytes:
                 raise NoTwin(f"it has less than {options.native_bytes:,} bytes")

@@ -41,7 +41,6 @@ _NUMBERS: Final = {
     "float": r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?",
 }
 _GLOB_MARKS: Final = re.compile(r"([\\*?\[\]{}])")
-_META: Final = re.compile(r"[.$|()\[\]{}^?*+\\]")
 
 _CSV_KINDS: Final = {"int": Kind.INT, "float": Kind.FLOAT, "text": Kind.TEXT}
 
@@ -115,14 +114,15 @@ def text_doubts(line: Column, most_bytes: int) -> list[Column]:
 def _of_csv(lines: DataFrame, source: FileInput, form: CsvFormat, most_bytes: int) -> Scan:
     heads = [first_records(split_lines(split), 1) for split in source.splits if split.start == 0]
     heads = [head for head in heads if head]
-    line, parts = F.col("value"), F.col("parts")
-    mark = re.sub(_META, r"\\\g<0>", form.delimiter)
-    cut = lines.filter(F.ltrim(line, F.lit(_BLANK)) != "").select(line, F.split(line, mark, -1).alias("parts"))
+    line = F.col("value")
+    cut = lines.filter(F.ltrim(line, F.lit(_BLANK)) != "")
     too_long = F.octet_length(line) > min(most_bytes, _FIELD_CHARACTERS)
-    fields = [
-        _csv_field(F.get(parts, F.lit(form.header.index(name))), kind, form.nulls).alias(f"{VALUE}_{place}")
-        for place, (name, kind) in enumerate(zip(form.columns, form.types, strict=True))
-    ]
+    fields = []
+    for place, (name, kind) in enumerate(zip(form.columns, form.types, strict=True)):
+        # Of a line that is no row of the header's length it is some other field; that line is in doubt.
+        upto = F.substring_index(line, form.delimiter, form.header.index(name) + 1)
+        field = F.substring_index(upto, form.delimiter, -1)
+        fields.append(_csv_field(field, kind, form.nulls).alias(f"{VALUE}_{place}"))
     is_header = line.isin(sorted({head[0].decode() for head in heads}))
     doubt = any_of([~line.rlike(_line_pattern(form)), ~F.is_valid_utf8(line), too_long])
     return Scan(cut.select(*fields, (~is_header & doubt).alias(DOUBT), is_header.alias(HEADER)), len(heads))
