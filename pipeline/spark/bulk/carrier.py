@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -30,7 +31,8 @@ from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, encode_fac
 from pipeline.spark.bulk.faults import told
 from pipeline.spark.bulk.finalrows import FinalRows, Groups
 from pipeline.spark.bulk.output import BulkEncoder, Selected, TaskFiles
-from pipeline.spark.bulk.portions import Portions, are_alike, extend, merged
+from pipeline.spark.bulk.picking import PickedRecords
+from pipeline.spark.bulk.portions import FilePortions, Portions, are_alike, extend, merged
 from pipeline.spark.bulk.rows import (
     COUNTS,
     FILE,
@@ -53,6 +55,8 @@ from pipeline.spark.frames import rows_of as records_of
 _STEP_RECORDS: Final = 4_000
 _STEP_BYTES: Final = 1 << 20
 _TIMERS_PER_STEP: Final = 2_000
+_BLOCK_BITS: Final = 40
+"""A block has fewer rows."""
 
 
 class Seed(Protocol):
@@ -111,6 +115,43 @@ class EntryTask:
                 yield from work.run(decode_batch(piece.payload), [piece.payload])
             for split, records in counted.items():
                 fact = encode_fact(SplitCount(task.stage.name, split, records))
+                work.rows.add_fact(SPLIT, fact, task.stage.name)
+            yield from work.finish()
+
+
+@dataclass(frozen=True)
+class FrontTask:
+    """Reads a block of a file, of which Spark has dropped records already: its rows are those of `fronts.kept`."""
+
+    task: StageTask
+    portions: FilePortions
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        path, start, numbers = "", 0, list[int]()
+        for batch in batches:
+            if batch.num_rows:
+                path, start = (column[-1].as_py() for column in batch.columns[:2])
+                numbers += batch.column(2).to_pylist()
+        with told():
+            if numbers:
+                # The first row of the block is always there.
+                yield from self._read(unquote(path).removeprefix("file://"), start, [n - numbers[0] for n in numbers])
+
+    def _read(self, path: str, start: int, rows: list[int]) -> Iterator[pa.RecordBatch]:
+        task = self.task
+        partition, place, split = self.portions.located(path, start)
+        with ExitStack() as stack:
+            # Blocks of one portion have one identity, and come in their order.
+            work = _Work(task, partition, stack, place << _BLOCK_BITS)
+            picked = PickedRecords(split, self.portions.source.form, rows, task.plan.limits)
+            taken = 0
+            for payload in picked:
+                batch = decode_batch(payload)
+                taken += len(batch)
+                yield from work.run(batch, [payload])
+            work.drop(picked.count - taken)
+            if picked.count:
+                fact = encode_fact(SplitCount(task.stage.name, split.name, picked.count))
                 work.rows.add_fact(SPLIT, fact, task.stage.name)
             yield from work.finish()
 
@@ -267,7 +308,7 @@ class _Fitting:
 class _Work:
     """One task at work. What it opens is closed by the stack, whatever happens."""
 
-    def __init__(self, task: StageTask, partition: int, stack: ExitStack) -> None:
+    def __init__(self, task: StageTask, partition: int, stack: ExitStack, first_row: int = 0) -> None:
         graph = stack.enter_context(task.definition.opened(task.job))
         programs = Programs(graph.nodes)
         stack.callback(programs.close)
@@ -277,7 +318,7 @@ class _Work:
         sinks = [sink for sink in task.plan.sinks if sink.name in own and sink.name not in task.handed]
         self._files = TaskFiles(task.job, sinks, task.index, partition)
         stack.callback(self._files.close)
-        self.rows = RowBuffer(task.index, partition)
+        self.rows = RowBuffer(task.index, partition, first_row)
         self._task, self._partition, self._graph = task, partition, graph
         self._counts = Counts(task.index, partition)
         encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected)
@@ -305,6 +346,11 @@ class _Work:
         self._counts.taken += sum(groups.records)
         self._counts.seconds += perf_counter() - started
         yield from self.rows.full()
+
+    def drop(self, records: int) -> None:
+        """Counts records that a filter in front has dropped."""
+        self._counts.taken += records
+        self._counts.filtered += records
 
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
         """Applies the records of these payloads."""

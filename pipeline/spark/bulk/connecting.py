@@ -32,13 +32,15 @@ CARRYING: Final = {
 }
 """Where Spark carries rows from one Python task to the next."""
 
-COMPUTING: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+READING: Final = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-"""Where it reads files itself: a file that cannot be read must not be passed over."""
+"""Where it reads files itself: one that cannot be read must not be passed over."""
+
+COMPUTING: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", **READING}
+"""Where it aggregates them."""
 
 
 def check_master(master: str) -> str:

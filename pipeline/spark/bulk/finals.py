@@ -6,7 +6,7 @@ then none of it is used. Each task of the keyed stage gets, of its keys, what `l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -17,16 +17,24 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.aggregates import Aggregation
 from pipeline.expressions import col, itself
-from pipeline.graph import Filter, Graph, KeyBy, Keyed, Map, Node
+from pipeline.graph import Filter, Graph, KeyBy, Keyed, Map
 from pipeline.kernel.operators import Aggregate, Last
 from pipeline.keying import GROUPS
 from pipeline.plan import Plan, StagePlan
-from pipeline.settings import Limits
 from pipeline.sources.layout import FileInput
-from pipeline.spark.bulk.finalrows import ARRIVED, DOUBTFUL, FILTERED, HEAD, FinalRows
-from pipeline.spark.bulk.scans import DOUBT, HEADER, VALUE, scan, shape_of, text_doubts
+from pipeline.spark.bulk.finalrows import ARRIVED, DOUBTFUL, FinalRows
+from pipeline.spark.bulk.scans import scan, shape_of, text_doubts
+from pipeline.spark.bulk.steps import (
+    LEVEL,
+    Step,
+    aliased,
+    level_of,
+    most_bytes_of,
+    only_one_behind,
+    passed,
+    step_of,
+)
 from pipeline.spark.bulk.twins import (
-    Columns,
     Kind,
     NoTwin,
     Shape,
@@ -34,17 +42,12 @@ from pipeline.spark.bulk.twins import (
     any_of,
     leaves,
     magnitude,
-    named,
     names,
     single,
     twin_of,
 )
 
-_LEVEL: Final = "level"
 _RECORDS: Final = "records"
-
-_LEAF_BYTES: Final = 1_100
-"""What a single value of a record takes beside the texts of its line, literals included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Finals:
     entry: int
     keyed: int
     shape: Shape
-    steps: tuple[tuple[type[Filter] | type[Map], Twin], ...]
+    steps: tuple[Step, ...]
     key: Twin
     parts: tuple[Part, ...]
     most_bytes: int
@@ -89,24 +92,21 @@ def finals_of(graph: Graph, plan: Plan, stage: StagePlan, source: FileInput) -> 
     if len(stage.exchanges) != 1 or stage.sinks:
         raise NoTwin("its records go to more than one key_by, or to a sink")
     ((key_name, keyed),) = stage.exchanges.items()
-    steps: list[tuple[type[Filter] | type[Map], Twin]] = []
+    steps: list[Step] = []
     shapes = [shape]
-    node = _only_one_behind(graph, stage.name)
+    node = only_one_behind(graph, stage.name)
     while isinstance(node, Filter | Map):
-        twin = twin_of(node.fn, found)
-        if isinstance(node, Map):
-            found = twin.shape
-            shapes.append(found)
-        elif single(twin) is not Kind.BOOL:
-            raise NoTwin(f"the filter {node.name!r} takes what is no truth value")
-        steps.append((type(node), twin))
-        node = _only_one_behind(graph, node.name)
+        step = step_of(node, found)
+        found = step.shape
+        shapes.append(found)
+        steps.append(step)
+        node = only_one_behind(graph, node.name)
     if not isinstance(node, KeyBy) or node.name != key_name:
         raise NoTwin(f"{node.name!r} is more than a filter or a map")
     key = _key(node, found)
     operators, aggregations = _aggregate_and_last(graph, plan.stage(keyed))
     parts = tuple(_part(each, found) for each in aggregations)
-    most_bytes = _most_bytes(shapes, key, plan.limits)
+    most_bytes = most_bytes_of(shapes, plan.limits, len(names(key.shape, "")))
     return Finals(stage.index, keyed, shape, tuple(steps), key, parts, most_bytes, operators)
 
 
@@ -115,18 +115,7 @@ def levelled(session: SparkSession, finals: Finals, source: FileInput) -> tuple[
     heads of files must be among them.
     """
     scanned = scan(session, source, finals.most_bytes)
-    level = F.when(F.col(HEADER), HEAD).when(F.col(DOUBT), DOUBTFUL).otherwise(ARRIVED)
-    frame = scanned.frame.select(*names(finals.shape, VALUE), level.alias(_LEVEL))
-    shape, prefix = finals.shape, VALUE
-    for number, (kind, twin) in enumerate(finals.steps):
-        built, doubts = twin.build(named(shape, prefix))
-        if kind is Filter:
-            level = _level_of(doubts, ~F.coalesce(*leaves(built), F.lit(False)))
-            frame = frame.select(*names(shape, prefix), level)
-        else:
-            shape, prefix = twin.shape, f"{VALUE}{number}"
-            frame = frame.select(*_aliased(built, names(shape, prefix)), _level_of(doubts))
-    value = named(shape, prefix)
+    frame, value = passed(scanned, finals.shape, finals.steps)
     key, doubts = finals.key.build(value)
     doubts += [leaf.isNull() for leaf in leaves(key)]
     given = []
@@ -136,22 +125,14 @@ def levelled(session: SparkSession, finals: Finals, source: FileInput) -> tuple[
             (taken,) = leaves(built)
             given.append(taken.alias(f"part_{place}"))
             doubts += [*more, taken.isNull(), *_DOUBTS_OF[part.kind, single(part.twin)](taken)]
-    return frame.select(_level_of(doubts), *_aliased(key, finals.key_names), *given), scanned.headers
-
-
-def _level_of(doubts: list[Column], drops: Column | None = None) -> Column:
-    """The level of a row behind a step: only one that has come so far can be in doubt, or be dropped."""
-    level, arrived = F.col(_LEVEL), F.col(_LEVEL) == ARRIVED
-    if drops is not None:
-        level = F.when(arrived & drops, FILTERED).otherwise(level)
-    return (F.when(arrived & any_of(doubts), DOUBTFUL).otherwise(level) if doubts else level).alias(_LEVEL)
+    return frame.select(level_of(doubts), *aliased(key, finals.key_names), *given), scanned.headers
 
 
 def grouped(rows: DataFrame, finals: Finals) -> DataFrame:
     """One row for each key and each other level, of the rows of `levelled`."""
     if finals.counts_lines:
         return _lines_counted(rows, finals)
-    arrived = F.col(_LEVEL) == ARRIVED
+    arrived = F.col(LEVEL) == ARRIVED
     given = [f"part_{place}" for place, part in enumerate(finals.parts) if part.twin is not None]
     masked = [F.when(arrived, F.col(name)).alias(name) for name in [*finals.key_names, *given]]
     results: dict[str, Column] = {}
@@ -162,9 +143,9 @@ def grouped(rows: DataFrame, finals: Finals) -> DataFrame:
             results[f"part_{place}"] = result
             lost |= {f"lost_{place}_{number}": doubt for number, doubt in enumerate(doubts)}
     wanted = [column.alias(name) for name, column in {**results, **lost}.items()]
-    groups = rows.select(_LEVEL, *masked).groupBy(_LEVEL, *finals.key_names)
+    groups = rows.select(LEVEL, *masked).groupBy(LEVEL, *finals.key_names)
     frame = groups.agg(F.count("*").alias(_RECORDS), *wanted)
-    return frame.select(_level_of([F.col(name) for name in lost]), *finals.key_names, _RECORDS, *results)
+    return frame.select(level_of([F.col(name) for name in lost]), *finals.key_names, _RECORDS, *results)
 
 
 def _lines_counted(rows: DataFrame, finals: Finals) -> DataFrame:
@@ -172,7 +153,7 @@ def _lines_counted(rows: DataFrame, finals: Finals) -> DataFrame:
     (line,) = finals.key_names
     doubt = any_of(text_doubts(F.col(line), finals.most_bytes))
     counted = rows.groupBy(line).agg(F.count("*").alias(_RECORDS))
-    return counted.select(F.when(doubt, DOUBTFUL).otherwise(ARRIVED).alias(_LEVEL), line, _RECORDS)
+    return counted.select(F.when(doubt, DOUBTFUL).otherwise(ARRIVED).alias(LEVEL), line, _RECORDS)
 
 
 def rows_of(finals: Finals, headers: int) -> FinalRows:
@@ -188,10 +169,10 @@ def placed(groups: DataFrame, finals: Finals, partitions: int) -> DataFrame:
     So a task knows of every doubt before it uses anything.
     """
     everywhere = F.sequence(F.lit(0), F.lit(partitions - 1))
-    pids = F.when(F.col(_LEVEL) == ARRIVED, F.array(_partition(finals, partitions))).otherwise(everywhere)
+    pids = F.when(F.col(LEVEL) == ARRIVED, F.array(_partition(finals, partitions))).otherwise(everywhere)
     rows = groups.select(F.explode(pids).alias("pid"), "*").repartitionById(partitions, "pid").drop("pid")
     # Any order of keys that is the same at every attempt.
-    return rows.sortWithinPartitions(_LEVEL, *finals.key_names)
+    return rows.sortWithinPartitions(LEVEL, *finals.key_names)
 
 
 def _partition(finals: Finals, partitions: int) -> Column:
@@ -205,13 +186,6 @@ def _partition(finals: Finals, partitions: int) -> Column:
         text = F.concat(*chain.from_iterable(sized))
     group = F.crc32(text.cast("binary")) % GROUPS
     return F.call_function("div", group * partitions, F.lit(GROUPS)).cast("int")
-
-
-def _only_one_behind(graph: Graph, name: str) -> Node:
-    behind = [node for node in graph.nodes if name in node.inputs]
-    if len(behind) == 1:
-        return behind[0]
-    raise NoTwin(f"the records of {name!r} go to {len(behind)} operators")
 
 
 def _key(node: KeyBy, value: Shape) -> Twin:
@@ -234,10 +208,10 @@ def _aggregate_and_last(graph: Graph, keyed: StagePlan) -> tuple[tuple[str, str]
         raise NoTwin(f"more than one stream comes to {keyed.name!r}")
     if keyed.exchanges:
         raise NoTwin("behind last() is another key_by, which gets keys in an order that Spark does not keep")
-    first = _only_one_behind(graph, keyed.name)
+    first = only_one_behind(graph, keyed.name)
     if not isinstance(first, Keyed) or not isinstance(first.operator, Aggregate):
         raise NoTwin(f"{first.name!r} behind key_by is no aggregate")
-    second = _only_one_behind(graph, first.name)
+    second = only_one_behind(graph, first.name)
     if not isinstance(second, Keyed) or not isinstance(second.operator, Last):
         raise NoTwin(f"{second.name!r} wants running values, and not those of last()")
     return (first.name, second.name), first.operator.parts()
@@ -251,26 +225,6 @@ def _part(aggregation: Aggregation, value: Shape) -> Part:
     if (aggregation.kind, single(twin)) not in _DOUBTS_OF:
         raise NoTwin(f"{aggregation.name} of {single(twin).name.lower()} is left to Python")
     return Part(aggregation.kind, twin)
-
-
-def _most_bytes(shapes: Sequence[Shape], key: Twin, limits: Limits) -> int:
-    """Texts of a record that has no more than this are within the limits in each form that it takes."""
-    leaf_count = max(len(names(shape, "")) for shape in shapes) + len(names(key.shape, ""))
-    named_bytes = max(_bytes_of_names(shape) for shape in shapes)
-    most = (min(limits.record_bytes, limits.entry_bytes) - named_bytes) // (leaf_count + 1) - _LEAF_BYTES
-    if most <= 0:
-        raise NoTwin("the limits are too narrow for records of so many fields")
-    return most
-
-
-def _bytes_of_names(shape: Shape) -> int:
-    if isinstance(shape, dict):
-        return sum(len(name.encode()) + 5 + _bytes_of_names(each) for name, each in shape.items())
-    return sum(map(_bytes_of_names, shape)) if isinstance(shape, tuple) else 0
-
-
-def _aliased(columns: Columns, given: Sequence[str]) -> list[Column]:
-    return [leaf.alias(name) for leaf, name in zip(leaves(columns), given, strict=True)]
 
 
 # The aggregations: what of a value is in doubt, what Spark computes, and the state that Python would have.

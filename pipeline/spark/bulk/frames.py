@@ -23,10 +23,11 @@ from pipeline.graph import Transform
 from pipeline.kernel.faults import is_of_user_code
 from pipeline.plan import Plan, StagePlan
 from pipeline.sources.splits import check_unchanged
-from pipeline.spark.bulk.carrier import EntryTask, FinalTask, FrameTask, KeyedTask, StageTask, UnpackTask
+from pipeline.spark.bulk.carrier import EntryTask, FinalTask, FrameTask, FrontTask, KeyedTask, StageTask, UnpackTask
 from pipeline.spark.bulk.connecting import COMPUTING, tuned
 from pipeline.spark.bulk.faults import translated
 from pipeline.spark.bulk.finals import Finals, grouped, levelled, placed, rows_of
+from pipeline.spark.bulk.fronts import Front, kept
 from pipeline.spark.bulk.portions import FilePortions, Portions
 from pipeline.spark.bulk.reading import read_native
 from pipeline.spark.bulk.rows import DDL, DDL_OF_EDGE, IDENTITY, START
@@ -38,7 +39,7 @@ class Frames:
     """`tasks`: by index of the stage. `portions`: by name of the source. `folder` is seen by all of Spark.
 
     transforms: the DataFrame operators, by the name of the stage that each begins. natives: what Spark computes itself,
-    by index of the entry stage.
+    by index of the entry stage. fronts: the filters in front that Spark computes, by the same.
     """
 
     session: SparkSession
@@ -48,6 +49,7 @@ class Frames:
     folder: Path
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     natives: Mapping[int, Finals] = field(default_factory=dict)
+    fronts: Mapping[int, Front] = field(default_factory=dict)
     _native: dict[int, Path | None] = field(default_factory=dict)
     """Stages that were computed so: where the rows of the keyed one are; the entry stage has none of its own."""
     _lazy: dict[int, DataFrame] = field(default_factory=dict)
@@ -97,7 +99,11 @@ class Frames:
         return self.folder / f"stage-{stage.index:03d}"
 
     def _entry(self, stage: StagePlan) -> DataFrame:
-        portions = self.portions[stage.name]
+        portions, front = self.portions[stage.name], self.fronts.get(stage.index)
+        if front is not None:
+            assert isinstance(portions, FilePortions)
+            rows = kept(self.session, front, portions.source)
+            return rows.mapInArrow(FrontTask(self.tasks[stage.index], portions).run, DDL)
         count = portions.count
         numbers = self.session.range(0, count, 1, max(1, count))
         return numbers.mapInArrow(EntryTask(self.tasks[stage.index], portions).run, DDL)
