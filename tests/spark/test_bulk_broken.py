@@ -103,8 +103,11 @@ from pipeline import count, itself
 lines = flow.source(read.text("../lines"), name="lines").filter(~itself().starts_with("2"), name="no_2")
 ended = lines.key_by(itself().length(), name="by_length").aggregate(count(), name="n").last(name="end")
 ended.sink(write.jsonl("finals"), name="finals")
+
+sevens = flow.source(read.text("../lines"), name="fronted").filter(itself().starts_with("7"), name="sevens")
+sevens.key_by(len, name="by_len").aggregate(count(), name="each").sink(write.jsonl("sevens"), name="out_sevens")
 """
-"""Beside other sources: few records, but bytes enough for Spark to compute them itself."""
+"""Beside other sources: few records, but bytes enough for Spark to compute them itself, or filter them first."""
 
 LINES = [f"{number % 10}" + "x" * (16_000 + number % 3) for number in range(1_100)]
 
@@ -120,9 +123,14 @@ def check_finals(run: Run) -> None:
     assert "stage lines: in 1,100, out 990, filtered 110, by Spark itself" in run.said()
     rows = [(row["key"], row["value"]) for row in read_rows(run.folder / "finals")]
     assert sorted(rows) == sorted(Counter(len(line) for line in LINES if line[0] != "2").items())
+    fronted = next(line for line in run.said().splitlines() if line.startswith("  stage fronted: "))
+    assert fronted.startswith("  stage fronted: in 1,100, out 110, filtered 990, ")
+    assert fronted.endswith(", filtered by Spark first")
+    last = {row["key"]: row["value"] for row in read_rows(run.folder / "sevens")}
+    assert last == Counter(len(line) for line in LINES if line[0] == "7")
 
 
-def test_a_cluster_computes_finals_itself_and_order_holds_though_its_shuffle_has_none(site: Site) -> None:
+def test_a_cluster_computes_and_filters_itself_and_order_holds_though_its_shuffle_has_none(site: Site) -> None:
     sequence = Sequence(keys=20, count=400)
     run = started(site, with_finals(site, sequence.text), "--master", "local-cluster[2,1,1024]")
 
@@ -130,7 +138,7 @@ def test_a_cluster_computes_finals_itself_and_order_holds_though_its_shuffle_has
 
     sequence.check(run.folder / "out")
     check_finals(run)
-    site.assert_clean("flow.py", "out", "finals")
+    site.assert_clean("flow.py", "out", "finals", "sevens")
 
 
 @pytest.fixture
@@ -194,7 +202,7 @@ def test_a_connect_server_runs_the_same_file_and_the_frames_of_a_live_job(site: 
 
     sequence.check(run.folder / "out")
     check_finals(run)
-    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out", "finals"}
+    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out", "finals", "sevens"}
 
     site.write(FRAMES, folder="live")
     live = site.start("flow.py", "--workers", "1", folder="live", CELERIAC_SPARK_REMOTE=connect_server)

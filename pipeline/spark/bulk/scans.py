@@ -46,6 +46,7 @@ _NUMBERS: Final = {
     "int": r"[+-]?[0-9]{1,18}+",
     "float": r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?",
 }
+_META: Final = re.compile(r"[.$|()\[\]{}^?*+\\]")
 _GLOB_MARKS: Final = re.compile(r"([\\*?\[\]{}])")
 
 _CSV_KINDS: Final = {"int": Kind.INT, "float": Kind.FLOAT, "text": Kind.TEXT}
@@ -141,14 +142,13 @@ def _of_csv(lines: DataFrame, source: FileInput, form: CsvFormat, most_bytes: in
     heads = [head for head in heads if head]
     line = F.col("value")
     is_record = F.ltrim(line, F.lit(_BLANK)) != ""
-    cut = lines.filter(is_record | is_first() if places else is_record)
+    parts = F.split(line, re.sub(_META, r"\\\g<0>", form.delimiter), -1).alias("parts")
+    cut = lines.filter(is_record | is_first() if places else is_record).select(line, parts, *places)
     too_long = F.octet_length(line) > min(most_bytes, _FIELD_CHARACTERS)
-    fields = []
-    for place, (name, kind) in enumerate(zip(form.columns, form.types, strict=True)):
-        # Of a line that is no row of the header's length it is some other field; that line is in doubt.
-        upto = F.substring_index(line, form.delimiter, form.header.index(name) + 1)
-        field = F.substring_index(upto, form.delimiter, -1)
-        fields.append(_csv_field(field, kind, form.nulls).alias(f"{VALUE}_{place}"))
+    fields = [
+        _csv_field(F.get("parts", F.lit(form.header.index(name))), kind, form.nulls).alias(f"{VALUE}_{place}")
+        for place, (name, kind) in enumerate(zip(form.columns, form.types, strict=True))
+    ]
     is_header = line.isin(sorted({head[0].decode() for head in heads}))
     doubt = any_of([~line.rlike(_line_pattern(form)), ~F.is_valid_utf8(line), too_long])
     frame = cut.select(*fields, (~is_header & doubt).alias(DOUBT), is_header.alias(HEADER), *places)
