@@ -16,7 +16,10 @@ from pipeline.plan import compile_plan
 from pipeline.settings import Limits
 from pipeline.sources.layout import open_files
 from pipeline.spark.bulk import fronts
+from pipeline.spark.bulk.carrier import FrontTask
 from pipeline.spark.bulk.engine import BulkOptions, BulkRun
+from pipeline.spark.bulk.faults import TaskFault
+from pipeline.spark.bulk.portions import FilePortions
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -125,6 +128,26 @@ def test_spark_drops_what_is_certain_to_be_dropped_and_nothing_else(spark: Any, 
 
     assert [row["number"] for row in rows] == [0, 3, 4]
     assert {(row["path"], row["start"]) for row in rows} == {(f"file://{tmp_path}/a.csv", 0)}
+
+
+def test_a_task_reads_one_block_and_that_of_the_live_engine(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "b.txt").write_text("b\n")
+    task: Any = None
+    front = FrontTask(task, FilePortions.of(open_files(read.text(tmp_path))))
+
+    def rows(*blocks: tuple[str, int]) -> pa.RecordBatch:
+        columns = [
+            [f"file://{tmp_path}/{name}" for name, _ in blocks],
+            [start for _, start in blocks],
+            [0] * len(blocks),
+        ]
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], ["path", "start", "number"])
+
+    with pytest.raises(TaskFault, match="two blocks"):
+        list(front.run(iter([rows(("a.txt", 0)), rows(("b.txt", 0))])))
+    with pytest.raises(TaskFault, match="from byte 7, and was asked for others"):
+        list(front.run(iter([rows(("a.txt", 7))])))
 
 
 def not_in_front(source: Any, build: Callable[[Stream], Stream], **options: Any) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pipeline.codec import decode_batch, encode_batch
-from pipeline.errors import RecordFailed
+from pipeline.errors import EnvironmentFault, RecordFailed
 from pipeline.graph import Keyed, Transform
 from pipeline.kernel.operators import Aggregate
 from pipeline.kernel.stage import StageKernel
@@ -127,14 +127,16 @@ class FrontTask:
     portions: FilePortions
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        path, start, numbers = "", 0, list[int]()
+        blocks, numbers = set[tuple[str, int]](), list[int]()
         for batch in batches:
-            if batch.num_rows:
-                path, start = (column[-1].as_py() for column in batch.columns[:2])
-                numbers += batch.column(2).to_pylist()
+            paths, starts, of_rows = (column.to_pylist() for column in batch.columns)
+            blocks.update(zip(paths, starts, strict=True))
+            numbers += of_rows
         with told():
-            if numbers:
-                # The first row of the block is always there.
+            if len(blocks) > 1:
+                raise EnvironmentFault("Spark has given two blocks of files to one task, and was asked not to")
+            for path, start in blocks:
+                # The first row of a block is always there.
                 yield from self._read(unquote(path).removeprefix("file://"), start, [n - numbers[0] for n in numbers])
 
     def _read(self, path: str, start: int, rows: list[int]) -> Iterator[pa.RecordBatch]:
