@@ -294,8 +294,11 @@ def result_lines(result: BulkResult) -> list[str]:
         line = f"  stage {stage.name}: in {counts.taken:,}, out {counts.emitted:,}"
         for number, words in ((counts.filtered, "filtered"), (counts.dead, "given up"), (counts.skipped, "skipped")):
             line += f", {words} {number:,}" if number else ""
-        why = result.native.get(stage.name)
-        lines.append(f"{line}, by Spark itself" if why == "" else f"{line}, {counts.seconds:.1f} s of work")
+        if result.native.get(stage.name) == "":
+            lines.append(f"{line}, by Spark itself")
+            continue
+        front = ", filtered by Spark first" if result.front.get(stage.name) == "" else ""
+        lines.append(f"{line}, {counts.seconds:.1f} s of work{front}")
     lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.published]
     plans = {sink.name: sink for sink in result.plan.sinks}
     lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]

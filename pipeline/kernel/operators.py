@@ -83,10 +83,13 @@ class Aggregate(KeyedOperator):
         """Its aggregations, in their order."""
         return list(self.aggregation.values()) if isinstance(self.aggregation, dict) else [self.aggregation]
 
-    def result(self, states: list[Any]) -> Any:
-        """What is emitted when its parts have these states."""
-        results = [part.result(state) for part, state in zip(self.parts(), states, strict=True)]
-        return dict(zip(self.aggregation, results, strict=True)) if isinstance(self.aggregation, dict) else results[0]
+    def results(self, states: Sequence[Sequence[Any]]) -> list[Any]:
+        """What is emitted for some keys, of which each part has these states."""
+        columns = [list(map(part.result, held)) for part, held in zip(self.parts(), states, strict=True)]
+        if not isinstance(self.aggregation, dict):
+            return columns[0]
+        names = tuple(self.aggregation)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def process(
         self,

@@ -121,6 +121,12 @@ class StageKernel:
                 self._fire_run(operator, pending, state, work)
         return work.step()
 
+    def emit(self, operator: str, batch: Batch, state: State) -> Step:
+        """What follows when the operator emits these; `state` is changed in place."""
+        work = _Work()
+        self._flow(operator, batch, state, work)
+        return work.step()
+
     def _runs(self, timers: Iterable[Timer]) -> Iterator[tuple[str, list[Timer]]]:
         """In firing order, cut where the operator changes or a key comes again: the first may clear it."""
         for timer in timers:

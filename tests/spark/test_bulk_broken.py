@@ -1,4 +1,4 @@
-"""The Spark engine as a process of its own: interrupted, killed, on a cluster and behind a Connect server."""
+"""The Spark engine as a process of its own: interrupted, killed, and on a cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
 from tests.e2e.references import needs_spark
+from tests.spark.finals import check_finals, with_finals
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -89,11 +90,12 @@ def test_nothing_outlives_a_run_that_is_killed(site: Site) -> None:
     assert not (run.folder / "out").exists()
 
 
-def test_order_holds_on_a_cluster_whose_shuffle_has_none(site: Site) -> None:
+def test_a_cluster_computes_and_filters_itself_and_order_holds_though_its_shuffle_has_none(site: Site) -> None:
     sequence = Sequence(keys=20, count=400)
-    run = started(site, sequence.text, "--master", "local-cluster[2,1,1024]")
+    run = started(site, with_finals(site, sequence.text), "--master", "local-cluster[2,1,1024]")
 
     run.finish(seconds=SECONDS)
 
     sequence.check(run.folder / "out")
-    site.assert_clean("flow.py", "out")
+    check_finals(run)
+    site.assert_clean("flow.py", "out", "finals", "sevens")

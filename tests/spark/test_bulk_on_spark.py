@@ -20,7 +20,7 @@ from pipeline import Pipeline, count, fail, read, total, write
 from pipeline.errors import PipelineError, RecordFailed, SinkAway
 from pipeline.records import Batch
 from pipeline.settings import Limits
-from pipeline.spark.bulk.connecting import CARRYING
+from pipeline.spark.bulk.connecting import CARRYING, PLANNING
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
 from tests.spark.seeds import Kept
 
@@ -322,10 +322,10 @@ def test_a_generator_with_an_end_is_read_through_its_faults(bulk: Callable[..., 
 
 
 def test_settings_of_the_session_are_as_before(bulk: Callable[..., BulkResult], spark: Any, tmp_path: Path) -> None:
-    before = {name: spark.conf.get(name) for name in CARRYING}
+    before = {name: spark.conf.get(name) for name in {**CARRYING, **PLANNING}}
     flow = Pipeline("settled")
     flow.source(read.iterable([1])).sink(write.jsonl(tmp_path / "out"))
 
     bulk(flow)
 
-    assert {name: spark.conf.get(name) for name in CARRYING} == before
+    assert {name: spark.conf.get(name) for name in {**CARRYING, **PLANNING}} == before

@@ -19,9 +19,11 @@ pytest.importorskip("pyspark")
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import ProducerError, UnknownJob
 from pipeline.spark import register
-from tests.e2e.chaos import ROOT, SMALL_JVM, Sequence, Site, read_rows, wait_until
+from tests import jvm
+from tests.e2e.chaos import ROOT, Sequence, Site, read_rows, wait_until
 from tests.e2e.references import needs_spark
 from tests.runtime.harness import LocalJob
+from tests.spark.finals import check_finals, with_finals
 from tests.spark.frames import a_job, fault_of, in_order, loaded, numbers, save, streamed
 
 pytestmark = pytest.mark.timeout(900)
@@ -44,7 +46,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     own = {"SPARK_HOME": str(home), "JAVA_HOME": str(ensure_java(root)), "PYSPARK_PYTHON": sys.executable}
-    own |= {"TMPDIR": str(root), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SMALL_JVM}
+    own |= {"TMPDIR": str(root), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": jvm.options()}
     settings = {"spark.connect.grpc.binding.port": str(port), "spark.ui.enabled": "false"}
     arguments = [text for name, value in settings.items() for text in ("--conf", f"{name}={value}")]
     server = subprocess.Popen(
@@ -88,13 +90,14 @@ numbers.transform(doubled, schema="n long", name="op").sink(write.jsonl("out"), 
 
 def test_a_connect_server_runs_the_same_file_and_the_frames_of_a_live_job(site: Site, connect_server: str) -> None:
     sequence = Sequence(keys=10, count=200)
-    site.write(sequence.text)
+    site.write(with_finals(site, sequence.text))
     run = site.start("flow.py", *ENGINE, "--remote", connect_server)
 
     run.finish(seconds=SECONDS)
 
     sequence.check(run.folder / "out")
-    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out"}
+    check_finals(run)
+    assert {path.name for path in run.folder.iterdir()} == {"flow.py", "out", "finals", "sevens"}
 
     site.write(FRAMES, folder="live")
     live = site.start("flow.py", "--workers", "1", folder="live", CELERIAC_SPARK_REMOTE=connect_server)

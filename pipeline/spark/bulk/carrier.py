@@ -11,31 +11,36 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from time import perf_counter
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from pipeline.codec import decode_batch, encode_batch
-from pipeline.errors import RecordFailed
+from pipeline.errors import EnvironmentFault, RecordFailed
 from pipeline.graph import Keyed, Transform
 from pipeline.kernel.operators import Aggregate
 from pipeline.kernel.stage import StageKernel
 from pipeline.plan import Plan, StagePlan
 from pipeline.programs.runners import Programs
-from pipeline.records import MAX_TIME, Batch, Timer
+from pipeline.records import Batch, Timer
 from pipeline.schemas import Column
 from pipeline.spark.bulk.definition import Definition
-from pipeline.spark.bulk.facts import Counts, SplitCount, encode_fact
+from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, encode_fact
 from pipeline.spark.bulk.faults import told
+from pipeline.spark.bulk.finalrows import FinalRows, Groups
 from pipeline.spark.bulk.output import BulkEncoder, Selected, TaskFiles
-from pipeline.spark.bulk.portions import Portions, are_alike, extend, merged
+from pipeline.spark.bulk.picking import PickedRecords
+from pipeline.spark.bulk.portions import FilePortions, Portions, are_alike, extend, merged
 from pipeline.spark.bulk.rows import (
     COUNTS,
     FILE,
     HELD,
     LETTER,
+    NATIVE,
     SPLIT,
     START,
     STATE,
@@ -52,6 +57,8 @@ from pipeline.spark.frames import rows_of as records_of
 _STEP_RECORDS: Final = 4_000
 _STEP_BYTES: Final = 1 << 20
 _TIMERS_PER_STEP: Final = 2_000
+_BLOCK_BITS: Final = 40
+"""A block has fewer rows."""
 
 
 class Seed(Protocol):
@@ -115,15 +122,49 @@ class EntryTask:
 
 
 @dataclass(frozen=True)
-class KeyedTask:
-    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first.
-
-    finals: where Spark has aggregated the records of each key, the aggregate and the `last` behind it. The rows are
-    then states of the one, and enter as values of the other.
-    """
+class FrontTask:
+    """Reads a block of a file, of which Spark has dropped records already: its rows are those of `fronts.kept`."""
 
     task: StageTask
-    finals: tuple[str, str] | None = None
+    portions: FilePortions
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        blocks, numbers = set[tuple[str, int]](), list[int]()
+        for batch in batches:
+            paths, starts, of_rows = (column.to_pylist() for column in batch.columns)
+            blocks.update(zip(paths, starts, strict=True))
+            numbers += of_rows
+        with told():
+            if len(blocks) > 1:
+                raise EnvironmentFault("Spark has given two blocks of files to one task, and was asked not to")
+            for path, start in blocks:
+                # The first row of a block is always there.
+                yield from self._read(unquote(path).removeprefix("file://"), start, [n - numbers[0] for n in numbers])
+
+    def _read(self, path: str, start: int, rows: list[int]) -> Iterator[pa.RecordBatch]:
+        task = self.task
+        partition, place, split = self.portions.located(path, start)
+        with ExitStack() as stack:
+            # Blocks of one portion have one identity, and come in their order.
+            work = _Work(task, partition, stack, place << _BLOCK_BITS)
+            picked = PickedRecords(split, self.portions.source.form, rows, task.plan.limits)
+            taken = 0
+            for payload in picked:
+                batch = decode_batch(payload)
+                taken += len(batch)
+                yield from work.run(batch, [payload])
+            work.drop(picked.count - taken)
+            if picked.count:
+                fact = encode_fact(SplitCount(task.stage.name, split.name, picked.count))
+                work.rows.add_fact(SPLIT, fact, task.stage.name)
+            yield from work.finish()
+
+
+@dataclass(frozen=True)
+class KeyedTask:
+    """One partition of a keyed stage. Its rows are sorted by their identity, the start row first."""
+
+    task: StageTask
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told():
@@ -139,13 +180,8 @@ class KeyedTask:
         with ExitStack() as stack:
             work = _Work(self.task, partition, stack)
             work.take_seed()
-            of_stage = self._of_stage(rows, work.rows)
-            if self.finals is not None:
-                for row in of_stage:
-                    work.take_finals(row.batch(), *self.finals)
-            else:
-                for batch, payloads in _gathered(of_stage):
-                    yield from work.run(batch, payloads)
+            for batch, payloads in _gathered(self._of_stage(rows, work.rows)):
+                yield from work.run(batch, payloads)
             yield from work.finish()
 
     def _of_stage(self, rows: Iterator[Row], others: RowBuffer) -> Iterator[Row]:
@@ -156,6 +192,42 @@ class KeyedTask:
                 yield row
             elif is_fact(row.edge):
                 others.pass_on(row)
+
+
+@dataclass(frozen=True)
+class FinalTask:
+    """One partition of a keyed stage of which Spark has aggregated the records: goes on behind its `last`.
+
+    In doubt it does nothing, and says so.
+    """
+
+    task: StageTask
+    rows: FinalRows
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        partition, fact = context.partitionId(), NativeFact()
+        with told(), ExitStack() as stack:
+            groups = self.rows.read(batches, fact)
+            first = next(groups, None)
+            if self.rows.doubts(fact):
+                rows = RowBuffer(self.task.index, partition)
+                rows.add_fact(NATIVE, encode_fact(fact))
+                yield from rows.rest()
+                return
+            work = _Work(self.task, partition, stack)
+            counts = Counts(self.rows.entry, partition)
+            for each in chain([] if first is None else [first], groups):
+                yield from work.take_finals(each, *self.rows.operators)
+                counts.emitted += sum(each.records)
+            if partition == 0:
+                # All tasks have met the same.
+                counts.filtered = fact.filtered
+                work.rows.add_fact(NATIVE, encode_fact(fact))
+            counts.taken = counts.emitted + counts.filtered
+            work.rows.add_fact(COUNTS, encode_fact(counts))
+            yield from work.finish()
 
 
 @dataclass(frozen=True)
@@ -248,7 +320,7 @@ def _settle() -> None:
 class _Work:
     """One task at work. What it opens is closed by the stack, whatever happens."""
 
-    def __init__(self, task: StageTask, partition: int, stack: ExitStack) -> None:
+    def __init__(self, task: StageTask, partition: int, stack: ExitStack, first_row: int = 0) -> None:
         graph = stack.enter_context(task.definition.opened(task.job))
         _settle()
         programs = Programs(graph.nodes)
@@ -259,7 +331,7 @@ class _Work:
         sinks = [sink for sink in task.plan.sinks if sink.name in own and sink.name not in task.handed]
         self._files = TaskFiles(task.job, sinks, task.index, partition)
         stack.callback(self._files.close)
-        self.rows = RowBuffer(task.index, partition)
+        self.rows = RowBuffer(task.index, partition, first_row)
         self._task, self._partition, self._graph = task, partition, graph
         self._counts = Counts(task.index, partition)
         encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected)
@@ -273,18 +345,25 @@ class _Work:
             for timer in seed.timers(stage, self._partition):
                 self._stepper.timers.add(timer)
 
-    def take_finals(self, batch: Batch, aggregate: str, last: str) -> None:
-        """Keys, with the number of their records and the states of the aggregate's parts."""
+    def take_finals(self, groups: Groups, aggregate: str, last: str) -> Iterator[pa.RecordBatch]:
+        """Ends the input of these keys, of which the aggregate has these states."""
         started = perf_counter()
         node = self._graph.node(aggregate)
         assert isinstance(node, Keyed)
         assert isinstance(node.operator, Aggregate)
-        held = self._stepper.state[last]
-        for key, (records, states) in zip(batch.keys or (), batch.values, strict=True):
-            held[key] = node.operator.result(states)
-            self._stepper.timers.add(Timer(last, key, MAX_TIME))
-            self._counts.taken += records
+        results = node.operator.results
+        for at in range(0, len(groups.keys), _STEP_RECORDS):
+            part = slice(at, at + _STEP_RECORDS)
+            states = [held[part] for held in groups.states]
+            self._tell(self._stepper.end(last, groups.keys[part], lambda: results(states)))  # noqa: B023
+        self._counts.taken += sum(groups.records)
         self._counts.seconds += perf_counter() - started
+        yield from self.rows.full()
+
+    def drop(self, records: int) -> None:
+        """Counts records that a filter in front has dropped."""
+        self._counts.taken += records
+        self._counts.filtered += records
 
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
         """Applies the records of these payloads."""

@@ -25,27 +25,29 @@ MASTER: Final = re.compile(
 _CONNECT_SECONDS: Final = 5.0
 _CONNECT_NEEDS: Final = ("grpc", "google.rpc", "zstandard")
 
-PLANNING: Final = {
-    # Nothing is gained by plans that are made again between shuffles, nor by code that is compiled for some rows.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-}
-
 CARRYING: Final = {
-    **PLANNING,
     # A row is a batch of some thousand records: Spark's default of rows in one transfer is far too many.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
     "spark.sql.session.timeZone": "UTC",
 }
 """Where Spark carries rows from one Python task to the next."""
 
-COMPUTING: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+PLANNING: Final = {
+    # Nothing is gained by plans that are made again between shuffles, nor by code that is compiled for some rows.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""Where it does nothing else."""
+
+READING: Final = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-"""Where it reads files itself: a file that cannot be read must not be passed over."""
+"""Where it reads files itself: one that cannot be read must not be passed over."""
+
+COMPUTING: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000", **READING}
+"""Where it aggregates them."""
 
 
 def check_master(master: str) -> str:

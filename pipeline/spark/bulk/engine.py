@@ -38,6 +38,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline.api import Pipeline
+from pipeline.codec import decode_batch
 from pipeline.errors import EnvironmentFault, PipelineError, RecordFailed
 from pipeline.graph import Graph, Source, Transform
 from pipeline.plan import STREAM_FORMATS, Plan, SinkPlan, StagePlan, compile_plan
@@ -51,13 +52,21 @@ from pipeline.sinks.links import SinkLinks
 from pipeline.sinks.places import FILE_FORMATS, target_path
 from pipeline.sinks.publisher import Published, discard, publish
 from pipeline.spark.bulk.carrier import Seed, StageTask
-from pipeline.spark.bulk.connecting import PLANNING, default_partitions, open_session, tuned
+from pipeline.spark.bulk.connecting import (
+    CARRYING,
+    PLANNING,
+    READING,
+    default_partitions,
+    open_session,
+    tuned,
+)
 from pipeline.spark.bulk.definition import Definition, define
 from pipeline.spark.bulk.delivering import Delivery
 from pipeline.spark.bulk.facts import Counts
 from pipeline.spark.bulk.faults import TaskFault, translated, words_of
 from pipeline.spark.bulk.finals import Finals, finals_of
 from pipeline.spark.bulk.frames import Frames
+from pipeline.spark.bulk.fronts import BLOCKS, Front, front_of, is_worth_it
 from pipeline.spark.bulk.here import FramesHere
 from pipeline.spark.bulk.jobs import SparkThread
 from pipeline.spark.bulk.letters import Letter
@@ -122,6 +131,7 @@ class BulkResult:
 
     held: (stage, partition, record as a batch of one) of those that wait behind a dead letter of their key.
     native: for each source nothing where Spark itself has read and aggregated it, or why Python did, as a sentence.
+    front: for each other source nothing where Spark itself has dropped what filters in front drop, or why Python did.
     """
 
     job: str
@@ -132,6 +142,7 @@ class BulkResult:
     letters: tuple[Letter, ...]
     held: tuple[tuple[int, int, bytes], ...]
     native: Mapping[str, str]
+    front: Mapping[str, str]
     seconds: float
 
 
@@ -171,7 +182,9 @@ class BulkRun:
         self._thread = SparkThread()
         self._refused: list[Letter] = []
         self._natives: dict[int, Finals] = {}
+        self._fronts: dict[int, Front] = {}
         self.native: dict[str, str] = {}
+        self.front: dict[str, str] = {}
         """As in the result; what is known so far."""
         self.job = options.job
         self.has_published = False
@@ -217,7 +230,7 @@ class BulkRun:
     @property
     def is_native(self) -> bool:
         """Whether Spark itself is to compute a part of it. Known once it is prepared."""
-        return bool(self._natives)
+        return bool(self._natives or self._fronts)
 
     def open(self, opener: Callable[[], SparkSession] = open_session) -> SparkSession:
         """A session of this process, or what `opener` gives. Raises what that raises; takes some seconds."""
@@ -292,6 +305,7 @@ class BulkRun:
             (*self.facts.letters, *self._refused),
             tuple(self.facts.held),
             self.native,
+            self.front,
             time.monotonic() - self._started,
         )
 
@@ -302,9 +316,13 @@ class BulkRun:
         wanted = self._wanted()
         tasks = {stage.index: self._task(stage) for stage in wanted}
         transforms = {node.name: node for node in self.graph.nodes if isinstance(node, Transform)}
-        with tuned(session) as before:
-            own = {name: before[name] for name in PLANNING}
-            frames = Frames(session, self.plan, tasks, self._portions, self._scratch, own, transforms, self._natives)
+        # Filters in front are worth what the session does for plans and code.
+        settings = {**CARRYING, **READING, **BLOCKS} if self._fronts else {**CARRYING, **PLANNING}
+        with tuned(session, settings) as before:
+            own = {name: value for name, value in before.items() if name in PLANNING}
+            frames = Frames(
+                session, self.plan, tasks, self._portions, self._scratch, own, transforms, self._natives, self._fronts
+            )
             for stage in wanted:
                 if stage.index in self._natives:
                     self._compute_natively(stage, frames)
@@ -336,20 +354,39 @@ class BulkRun:
             self.options.note(f"source {stage.name} is read again, by Python: {why}")
 
     def _choose(self, stage: StagePlan) -> None:
-        """Finds out whether Spark can compute an entry stage itself, or why it cannot."""
-        portions = self._portions.get(stage.name)
-        options = self.options
+        """Finds out what Spark can compute of an entry stage itself, or why it cannot."""
         try:
-            if not isinstance(portions, FilePortions):
-                raise NoTwin("it is no source of files")
-            if options.keeps_state or options.seed is not None or options.ranges:
-                raise NoTwin("the run begins or ends with the state of a live job")
-            if portions.source.size < options.native_bytes:
-                raise NoTwin(f"it has less than {options.native_bytes:,} bytes")
-            self._natives[stage.index] = finals_of(self.graph, self.plan, stage, portions.source)
+            files = self._files_for_spark(stage)
+        except NoTwin as why:
+            self.native[stage.name] = self.front[stage.name] = str(why)
+            return
+        try:
+            self._natives[stage.index] = finals_of(self.graph, self.plan, stage, files.source)
             self.native[stage.name] = ""
+            return
         except NoTwin as why:
             self.native[stage.name] = str(why)
+        try:
+            front = front_of(self.graph, stage, files.source, self.plan.limits)
+            first = next(files.read(0, self.plan.limits), None)
+            if first is None or not is_worth_it(front, decode_batch(first.payload)):
+                raise NoTwin("the filters keep most of the first records")
+            self._fronts[stage.index] = front
+            self.front[stage.name] = ""
+        except NoTwin as why:
+            self.front[stage.name] = str(why)
+
+    def _files_for_spark(self, stage: StagePlan) -> FilePortions:
+        portions, options = self._portions.get(stage.name), self.options
+        if not isinstance(portions, FilePortions):
+            raise NoTwin("it is no source of files")
+        if options.keeps_state or options.seed is not None or options.ranges or not options.ends_input:
+            raise NoTwin("the run begins or ends with the state of a live job")
+        if options.selected is not None:
+            raise NoTwin("only some keys are wanted")
+        if portions.source.size < options.native_bytes:
+            raise NoTwin(f"it has less than {options.native_bytes:,} bytes")
+        return portions
 
     def _compiled(self, partitions: int) -> Plan:
         plan = compile_plan(self.graph, partitions, self.options.limits, cuts_frames=True)

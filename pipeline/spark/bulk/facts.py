@@ -31,10 +31,11 @@ class SplitCount(msgspec.Struct, frozen=True):
 
 
 class NativeFact(msgspec.Struct):
-    """What a task tells of rows that Spark computed: how many heads of files it met, and how many rows in doubt."""
+    """What a task tells of rows that Spark computed: heads of files, rows in doubt, and those that a filter dropped."""
 
     headers: int = 0
     doubts: int = 0
+    filtered: int = 0
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

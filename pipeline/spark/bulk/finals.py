@@ -1,36 +1,40 @@
 """The final value of each key, computed by Spark itself: files, expressions, key_by, aggregate and last in one groupBy.
 
 Of an entry stage of that form Spark gives what Python gives, whatever the records hold, or says that it is in doubt:
-then none of it is used. What enters the keyed stage is, for each key, what `last` would hold at the end.
+then none of it is used. Each task of the keyed stage gets, of its keys, what `last` would hold at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.aggregates import Aggregation
 from pipeline.expressions import col, itself
-from pipeline.graph import Filter, Graph, KeyBy, Keyed, Map, Node
+from pipeline.graph import Filter, Graph, KeyBy, Keyed, Map
 from pipeline.kernel.operators import Aggregate, Last
+from pipeline.keying import GROUPS
 from pipeline.plan import Plan, StagePlan
-from pipeline.records import Batch
-from pipeline.routing import Router, payloads
-from pipeline.settings import Limits
 from pipeline.sources.layout import FileInput
-from pipeline.spark.bulk.facts import Counts, NativeFact, encode_fact
-from pipeline.spark.bulk.faults import told
-from pipeline.spark.bulk.rows import COUNTS, NATIVE, RowBuffer
-from pipeline.spark.bulk.scans import DOUBT, HEADER, VALUE, scan, shape_of
+from pipeline.spark.bulk.finalrows import ARRIVED, DOUBTFUL, FinalRows
+from pipeline.spark.bulk.scans import scan, shape_of, text_doubts
+from pipeline.spark.bulk.steps import (
+    LEVEL,
+    Step,
+    aliased,
+    level_of,
+    most_bytes_of,
+    only_one_behind,
+    passed,
+    step_of,
+)
 from pipeline.spark.bulk.twins import (
-    Columns,
     Kind,
     NoTwin,
     Shape,
@@ -38,22 +42,12 @@ from pipeline.spark.bulk.twins import (
     any_of,
     leaves,
     magnitude,
-    named,
     names,
     single,
     twin_of,
 )
 
-_LEVEL: Final = "level"
 _RECORDS: Final = "records"
-_DOUBTS: Final = "doubts"
-
-_HEAD, _FILTERED, _ARRIVED = 0, 1, 2
-"""How far a row came: it is the head of a file, a filter has dropped it, or it has a key."""
-
-_ROWS_A_PAYLOAD: Final = 4_000
-_LEAF_BYTES: Final = 1_100
-"""What a single value of a record takes beside the texts of its line, literals included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class Finals:
     entry: int
     keyed: int
     shape: Shape
-    steps: tuple[tuple[type[Filter] | type[Map], Twin], ...]
+    steps: tuple[Step, ...]
     key: Twin
     parts: tuple[Part, ...]
     most_bytes: int
@@ -85,6 +79,12 @@ class Finals:
     def key_names(self) -> list[str]:
         return names(self.key.shape, "k")
 
+    @property
+    def counts_lines(self) -> bool:
+        """Whether each key is a whole line, of which nothing but its copies is counted."""
+        is_text = self.shape is Kind.TEXT and not self.steps
+        return is_text and self.key.is_value and all(part.twin is None for part in self.parts)
+
 
 def finals_of(graph: Graph, plan: Plan, stage: StagePlan, source: FileInput) -> Finals:
     """What computes the entry stage of these files natively. Starts no Spark. Raises NoTwin, which says why not."""
@@ -92,148 +92,100 @@ def finals_of(graph: Graph, plan: Plan, stage: StagePlan, source: FileInput) -> 
     if len(stage.exchanges) != 1 or stage.sinks:
         raise NoTwin("its records go to more than one key_by, or to a sink")
     ((key_name, keyed),) = stage.exchanges.items()
-    steps: list[tuple[type[Filter] | type[Map], Twin]] = []
+    steps: list[Step] = []
     shapes = [shape]
-    node = _only_one_behind(graph, stage.name)
+    node = only_one_behind(graph, stage.name)
     while isinstance(node, Filter | Map):
-        twin = twin_of(node.fn, found)
-        if isinstance(node, Map):
-            found = twin.shape
-            shapes.append(found)
-        elif single(twin) is not Kind.BOOL:
-            raise NoTwin(f"the filter {node.name!r} takes what is no truth value")
-        steps.append((type(node), twin))
-        node = _only_one_behind(graph, node.name)
+        step = step_of(node, found)
+        found = step.shape
+        shapes.append(found)
+        steps.append(step)
+        node = only_one_behind(graph, node.name)
     if not isinstance(node, KeyBy) or node.name != key_name:
         raise NoTwin(f"{node.name!r} is more than a filter or a map")
     key = _key(node, found)
     operators, aggregations = _aggregate_and_last(graph, plan.stage(keyed))
     parts = tuple(_part(each, found) for each in aggregations)
-    most_bytes = _most_bytes(shapes, key, plan.limits)
+    most_bytes = most_bytes_of(shapes, plan.limits, len(names(key.shape, "")))
     return Finals(stage.index, keyed, shape, tuple(steps), key, parts, most_bytes, operators)
 
 
-def frame_of(session: SparkSession, finals: Finals, source: FileInput) -> tuple[DataFrame, int]:
-    """One row for each key and each other level, and how many heads of files must be among the rows that are read."""
+def levelled(session: SparkSession, finals: Finals, source: FileInput) -> tuple[DataFrame, int]:
+    """All rows of the files, each with its level, the parts of its key and what is aggregated of it; and how many
+    heads of files must be among them.
+    """
     scanned = scan(session, source, finals.most_bytes)
-    frame = scanned.frame.withColumn(_LEVEL, F.when(F.col(HEADER), _HEAD).otherwise(_ARRIVED)).drop(HEADER)
-    shape, prefix, arrived = finals.shape, VALUE, F.col(_LEVEL) == _ARRIVED
-    for number, (kind, twin) in enumerate(finals.steps):
-        built, doubts = twin.build(named(shape, prefix))
-        doubt = (F.col(DOUBT) | (arrived & any_of(doubts))).alias(DOUBT)
-        if kind is Filter:
-            drops = arrived & ~F.coalesce(*leaves(built), F.lit(False))
-            level = F.when(drops, _FILTERED).otherwise(F.col(_LEVEL)).alias(_LEVEL)
-            frame = frame.select(*names(shape, prefix), doubt, level)
-        else:
-            shape, prefix = twin.shape, f"{VALUE}{number}"
-            frame = frame.select(*_aliased(built, names(shape, prefix)), doubt, _LEVEL)
-    return _grouped(frame, finals, named(shape, prefix)), scanned.headers
-
-
-def _grouped(frame: DataFrame, finals: Finals, value: Columns) -> DataFrame:
-    arrived = F.col(_LEVEL) == _ARRIVED
+    frame, value = passed(scanned, finals.shape, finals.steps)
     key, doubts = finals.key.build(value)
-    keys = [F.when(arrived, leaf).alias(name) for leaf, name in zip(leaves(key), finals.key_names, strict=True)]
     doubts += [leaf.isNull() for leaf in leaves(key)]
     given = []
     for place, part in enumerate(finals.parts):
         if part.twin is not None:
             built, more = part.twin.build(value)
             (taken,) = leaves(built)
-            given.append(F.when(arrived, taken).alias(f"part_{place}"))
+            given.append(taken.alias(f"part_{place}"))
             doubts += [*more, taken.isNull(), *_DOUBTS_OF[part.kind, single(part.twin)](taken)]
-    doubt = (F.col(DOUBT) | (arrived & any_of(doubts))).alias(DOUBT)
-    rows = frame.select(_LEVEL, *keys, *given, doubt)
-    wanted, lost = [], []
+    return frame.select(level_of(doubts), *aliased(key, finals.key_names), *given), scanned.headers
+
+
+def grouped(rows: DataFrame, finals: Finals) -> DataFrame:
+    """One row for each key and each other level, of the rows of `levelled`."""
+    if finals.counts_lines:
+        return _lines_counted(rows, finals)
+    arrived = F.col(LEVEL) == ARRIVED
+    given = [f"part_{place}" for place, part in enumerate(finals.parts) if part.twin is not None]
+    masked = [F.when(arrived, F.col(name)).alias(name) for name in [*finals.key_names, *given]]
+    results: dict[str, Column] = {}
+    lost: dict[str, Column] = {}
     for place, part in enumerate(finals.parts):
         if part.twin is not None:
-            result, more = _COMPUTED[part.kind](F.col(f"part_{place}"))
-            wanted.append(result.alias(f"part_{place}"))
-            lost += more
-    counted = F.greatest(F.count_if(F.col(DOUBT)), F.when(arrived & any_of(lost), 1).otherwise(0)).alias(_DOUBTS)
-    groups = rows.groupBy(_LEVEL, *finals.key_names).agg(F.count("*").alias(_RECORDS), counted, *wanted)
-    # Any order that is the same at every attempt.
-    return groups.sortWithinPartitions(_LEVEL, *finals.key_names)
+            result, doubts = _COMPUTED[part.kind](F.col(f"part_{place}"))
+            results[f"part_{place}"] = result
+            lost |= {f"lost_{place}_{number}": doubt for number, doubt in enumerate(doubts)}
+    wanted = [column.alias(name) for name, column in {**results, **lost}.items()]
+    groups = rows.select(LEVEL, *masked).groupBy(LEVEL, *finals.key_names)
+    frame = groups.agg(F.count("*").alias(_RECORDS), *wanted)
+    return frame.select(level_of([F.col(name) for name in lost]), *finals.key_names, _RECORDS, *results)
 
 
-@dataclass(frozen=True)
-class FinalRows:
-    """What a task does with rows of `frame_of`: encodes keys and the states of their aggregations, and counts.
+def _lines_counted(rows: DataFrame, finals: Finals) -> DataFrame:
+    """The same, sooner: of a line all copies are in doubt, or none, so one of them is looked at."""
+    (line,) = finals.key_names
+    doubt = any_of(text_doubts(F.col(line), finals.most_bytes))
+    counted = rows.groupBy(line).agg(F.count("*").alias(_RECORDS))
+    return counted.select(F.when(doubt, DOUBTFUL).otherwise(ARRIVED).alias(LEVEL), line, _RECORDS)
 
-    keyed: the stage that they are for. is_tuple, width: of the key. kinds: of the aggregations.
+
+def rows_of(finals: Finals, headers: int) -> FinalRows:
+    """How tasks read what `placed` gives."""
+    kinds = tuple(part.kind for part in finals.parts)
+    is_tuple = isinstance(finals.key.shape, tuple)
+    return FinalRows(finals.entry, finals.operators, headers, is_tuple, len(finals.key_names), kinds)
+
+
+def placed(groups: DataFrame, finals: Finals, partitions: int) -> DataFrame:
+    """The rows of `grouped`: each key in its partition, and what is no key in all of them, before the first key.
+
+    So a task knows of every doubt before it uses anything.
     """
-
-    entry: int
-    keyed: StagePlan
-    limits: Limits
-    is_tuple: bool
-    width: int
-    kinds: tuple[str, ...]
-
-    @classmethod
-    def of(cls, finals: Finals, plan: Plan) -> FinalRows:
-        kinds = tuple(part.kind for part in finals.parts)
-        is_tuple = isinstance(finals.key.shape, tuple)
-        return cls(finals.entry, plan.stage(finals.keyed), plan.limits, is_tuple, len(finals.key_names), kinds)
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with told():
-            context = TaskContext.get()
-            assert context is not None
-            rows = RowBuffer(self.entry, context.partitionId())
-            counts, fact = Counts(rows.stage, rows.partition), NativeFact()
-            router = Router(self.keyed.serving)
-            keys, values = list[Any](), list[Any]()
-            for batch in batches:
-                self._take(batch, counts, fact, keys, values)
-                if len(keys) >= _ROWS_A_PAYLOAD:
-                    self._route(router, Batch(values, keys), rows)
-                    keys, values = [], []
-                    yield from rows.full()
-            self._route(router, Batch(values, keys), rows)
-            rows.add_fact(COUNTS, encode_fact(counts))
-            rows.add_fact(NATIVE, encode_fact(fact))
-            yield from rows.rest()
-
-    def _take(
-        self, batch: pa.RecordBatch, counts: Counts, fact: NativeFact, keys: list[Any], values: list[Any]
-    ) -> None:
-        levels, *columns = [column.to_pylist() for column in batch.columns]
-        names_of, (records, doubts, *results) = columns[: self.width], columns[self.width :]
-        fact.doubts += sum(doubts)
-        states = _states(self.kinds, results, records)
-        key_column = zip(*names_of, strict=True) if self.is_tuple else names_of[0]
-        for level, key, number, held in zip(levels, key_column, records, states, strict=True):
-            if level == _HEAD:
-                fact.headers += number
-                continue
-            counts.taken += number
-            if level == _FILTERED:
-                counts.filtered += number
-                continue
-            counts.emitted += number
-            keys.append(key)
-            values.append((number, held))
-
-    def _route(self, router: Router, batch: Batch, rows: RowBuffer) -> None:
-        for number, part in router.split(batch).items():
-            for entry in payloads(part, self.limits):
-                rows.add(self.keyed.name, number, *entry)
+    everywhere = F.sequence(F.lit(0), F.lit(partitions - 1))
+    pids = F.when(F.col(LEVEL) == ARRIVED, F.array(_partition(finals, partitions))).otherwise(everywhere)
+    rows = groups.select(F.explode(pids).alias("pid"), "*").repartitionById(partitions, "pid").drop("pid")
+    # Any order of keys that is the same at every attempt.
+    return rows.sortWithinPartitions(LEVEL, *finals.key_names)
 
 
-def _states(kinds: Sequence[str], results: Sequence[list[Any]], records: list[int]) -> Iterator[tuple[Any, ...]]:
-    """For each row the states of all aggregations."""
-    columns = iter(results)
-    states = [list(map(_STATES[kind], records if kind == "count" else next(columns), records)) for kind in kinds]
-    return zip(*states, strict=True)
-
-
-def _only_one_behind(graph: Graph, name: str) -> Node:
-    behind = [node for node in graph.nodes if name in node.inputs]
-    if len(behind) == 1:
-        return behind[0]
-    raise NoTwin(f"the records of {name!r} go to {len(behind)} operators")
+def _partition(finals: Finals, partitions: int) -> Column:
+    """As `pipeline.keying` has it."""
+    texts = [F.col(name).cast("string") for name in finals.key_names]
+    text, shape = texts[0], finals.key.shape
+    if isinstance(shape, tuple):
+        letters = ["i" if part is Kind.INT else "s" for part in shape]
+        parts = zip(letters, texts, strict=True)
+        sized = ((F.lit(letter), F.octet_length(each).cast("string"), F.lit(":"), each) for letter, each in parts)
+        text = F.concat(*chain.from_iterable(sized))
+    group = F.crc32(text.cast("binary")) % GROUPS
+    return F.call_function("div", group * partitions, F.lit(GROUPS)).cast("int")
 
 
 def _key(node: KeyBy, value: Shape) -> Twin:
@@ -256,10 +208,10 @@ def _aggregate_and_last(graph: Graph, keyed: StagePlan) -> tuple[tuple[str, str]
         raise NoTwin(f"more than one stream comes to {keyed.name!r}")
     if keyed.exchanges:
         raise NoTwin("behind last() is another key_by, which gets keys in an order that Spark does not keep")
-    first = _only_one_behind(graph, keyed.name)
+    first = only_one_behind(graph, keyed.name)
     if not isinstance(first, Keyed) or not isinstance(first.operator, Aggregate):
         raise NoTwin(f"{first.name!r} behind key_by is no aggregate")
-    second = _only_one_behind(graph, first.name)
+    second = only_one_behind(graph, first.name)
     if not isinstance(second, Keyed) or not isinstance(second.operator, Last):
         raise NoTwin(f"{second.name!r} wants running values, and not those of last()")
     return (first.name, second.name), first.operator.parts()
@@ -273,26 +225,6 @@ def _part(aggregation: Aggregation, value: Shape) -> Part:
     if (aggregation.kind, single(twin)) not in _DOUBTS_OF:
         raise NoTwin(f"{aggregation.name} of {single(twin).name.lower()} is left to Python")
     return Part(aggregation.kind, twin)
-
-
-def _most_bytes(shapes: Sequence[Shape], key: Twin, limits: Limits) -> int:
-    """Texts of a record that has no more than this are within the limits in each form that it takes."""
-    leaf_count = max(len(names(shape, "")) for shape in shapes) + len(names(key.shape, ""))
-    named_bytes = max(_bytes_of_names(shape) for shape in shapes)
-    most = (min(limits.record_bytes, limits.entry_bytes) - named_bytes) // (leaf_count + 1) - _LEAF_BYTES
-    if most <= 0:
-        raise NoTwin("the limits are too narrow for records of so many fields")
-    return most
-
-
-def _bytes_of_names(shape: Shape) -> int:
-    if isinstance(shape, dict):
-        return sum(len(name.encode()) + 5 + _bytes_of_names(each) for name, each in shape.items())
-    return sum(map(_bytes_of_names, shape)) if isinstance(shape, tuple) else 0
-
-
-def _aliased(columns: Columns, given: Sequence[str]) -> list[Column]:
-    return [leaf.alias(name) for leaf, name in zip(leaves(columns), given, strict=True)]
 
 
 # The aggregations: what of a value is in doubt, what Spark computes, and the state that Python would have.
@@ -330,12 +262,3 @@ _COMPUTED: Final[dict[str, Callable[[Column], tuple[Column, list[Column]]]]] = {
     "minimum": lambda value: (F.min(value), []),
     "maximum": lambda value: (F.max(value), []),
 }
-
-_STATES: Final[dict[str, Callable[[Any, int], Any]]] = {
-    "count": lambda result, _records: result,
-    "total": lambda result, _records: [result, 0, 0.0],
-    "mean": lambda result, records: [result, 0, 0.0, records],
-    "minimum": lambda result, _records: result,
-    "maximum": lambda result, _records: result,
-}
-"""As `pipeline.aggregates` keeps them."""

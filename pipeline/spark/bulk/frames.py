@@ -23,10 +23,11 @@ from pipeline.graph import Transform
 from pipeline.kernel.faults import is_of_user_code
 from pipeline.plan import Plan, StagePlan
 from pipeline.sources.splits import check_unchanged
-from pipeline.spark.bulk.carrier import EntryTask, FrameTask, KeyedTask, StageTask, UnpackTask
+from pipeline.spark.bulk.carrier import EntryTask, FinalTask, FrameTask, FrontTask, KeyedTask, StageTask, UnpackTask
 from pipeline.spark.bulk.connecting import COMPUTING, tuned
 from pipeline.spark.bulk.faults import translated
-from pipeline.spark.bulk.finals import FinalRows, Finals, frame_of
+from pipeline.spark.bulk.finals import Finals, grouped, levelled, placed, rows_of
+from pipeline.spark.bulk.fronts import Front, kept
 from pipeline.spark.bulk.portions import FilePortions, Portions
 from pipeline.spark.bulk.reading import read_native
 from pipeline.spark.bulk.rows import DDL, DDL_OF_EDGE, IDENTITY, START
@@ -39,7 +40,7 @@ class Frames:
 
     planning: settings of the session for what Spark computes itself, and functions of the user's.
     transforms: the DataFrame operators, by the name of the stage that each begins. natives: what Spark computes itself,
-    by index of the entry stage.
+    by index of the entry stage. fronts: the filters in front that Spark computes, by the same.
     """
 
     session: SparkSession
@@ -50,7 +51,9 @@ class Frames:
     planning: Mapping[str, str | None]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     natives: Mapping[int, Finals] = field(default_factory=dict)
-    _native: dict[int, Path] = field(default_factory=dict)
+    fronts: Mapping[int, Front] = field(default_factory=dict)
+    _native: dict[int, Path | None] = field(default_factory=dict)
+    """Stages that were computed so: where the rows of the keyed one are; the entry stage has none of its own."""
     _lazy: dict[int, DataFrame] = field(default_factory=dict)
 
     def compute(self, stage: StagePlan) -> Path | None:
@@ -75,30 +78,36 @@ class Frames:
         return path
 
     def compute_natively(self, stage: StagePlan) -> int:
-        """Runs an entry stage of `natives` without Python. How many of its rows are in doubt: with any the stage must
-        be computed. Raises InputError where a file has changed, and what Spark raises.
+        """Runs an entry stage of `natives`, and the keyed one behind it, in one job. How many of its rows are in doubt:
+        with any the two must be computed. Raises InputError where a file has changed, and what Spark raises.
         """
         finals, portions = self.natives[stage.index], self.portions[stage.name]
         assert isinstance(portions, FilePortions)
+        keyed = self.plan.stage(finals.keyed)
         path = self.folder / f"native-{stage.index:03d}"
-        tasks = str(self.plan.stage(finals.keyed).serving)
-        with tuned(self.session, {**COMPUTING, **self.planning, "spark.sql.shuffle.partitions": tasks}):
-            frame, headers = frame_of(self.session, finals, portions.source)
-            rows = frame.mapInArrow(FinalRows.of(finals, self.plan).run, DDL)
-            rows.write.partitionBy("edge").parquet(str(path))
+        settings = {**COMPUTING, **self.planning, "spark.sql.shuffle.partitions": str(keyed.serving)}
+        with tuned(self.session, settings):
+            frame, headers = levelled(self.session, finals, portions.source)
+            rows = rows_of(finals, headers)
+            groups = placed(grouped(frame, finals), finals, keyed.serving)
+            told = groups.mapInArrow(FinalTask(self.tasks[keyed.index], rows).run, DDL)
+            told.sortWithinPartitions("edge", *IDENTITY).write.partitionBy("edge").parquet(str(path))
         for split in portions.source.splits:
             check_unchanged(split)
-        fact = read_native([path])
-        doubts = fact.doubts + abs(fact.headers - headers)
+        doubts = rows.doubts(read_native(path))
         if not doubts:
-            self._native[stage.index] = path
+            self._native.update({stage.index: None, keyed.index: path})
         return doubts
 
     def _path(self, stage: StagePlan) -> Path:
-        return self._native.get(stage.index) or self.folder / f"stage-{stage.index:03d}"
+        return self.folder / f"stage-{stage.index:03d}"
 
     def _entry(self, stage: StagePlan) -> DataFrame:
-        portions = self.portions[stage.name]
+        portions, front = self.portions[stage.name], self.fronts.get(stage.index)
+        if front is not None:
+            assert isinstance(portions, FilePortions)
+            rows = kept(self.session, front, portions.source)
+            return rows.mapInArrow(FrontTask(self.tasks[stage.index], portions).run, DDL)
         count = portions.count
         numbers = self.session.range(0, count, 1, max(1, count))
         return numbers.mapInArrow(EntryTask(self.tasks[stage.index], portions).run, DDL)
@@ -107,9 +116,8 @@ class Frames:
         upstream = (self._into(self.plan.stage(index), stage) for index in stage.upstream)
         frames = [self._start_rows(stage), *(frame for frame in upstream if frame is not None)]
         rows = reduce(DataFrame.unionByName, frames)
-        placed = rows.repartitionById(stage.serving, "pid").sortWithinPartitions(*IDENTITY)
-        finals = next((self.natives[index].operators for index in stage.upstream if index in self._native), None)
-        return placed.mapInArrow(KeyedTask(self.tasks[stage.index], finals).run, DDL)
+        sorted_rows = rows.repartitionById(stage.serving, "pid").sortWithinPartitions(*IDENTITY)
+        return sorted_rows.mapInArrow(KeyedTask(self.tasks[stage.index]).run, DDL)
 
     def _transformed(self, stage: StagePlan, node: Transform) -> DataFrame:
         """Applies the operator to all records that reach it, once. Raises FrameError when that fails."""

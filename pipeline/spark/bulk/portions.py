@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeAlias
 import pyarrow.parquet as pq
 
 from pipeline.codec import decode_batch
+from pipeline.errors import EnvironmentFault
 from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.sources.csvrows import CsvFormat
@@ -20,7 +21,7 @@ from pipeline.sources.feed import SplitWriter
 from pipeline.sources.formats import JsonLinesFormat, LineCutter, TextFormat
 from pipeline.sources.layout import FileInput
 from pipeline.sources.lines import split_lines
-from pipeline.sources.splits import portions_of
+from pipeline.sources.splits import Split, portions_of
 from pipeline.store.payloads import encode_faulty
 
 _WHOLE: Final = (0, None)
@@ -64,6 +65,15 @@ class FilePortions:
     @property
     def count(self) -> int:
         return len(self.groups)
+
+    def located(self, path: str, start: int) -> tuple[int, int, Split]:
+        """The task and the place in it of a block, and the block. Raises EnvironmentFault for one that is not ours."""
+        for number, group in enumerate(self.groups):
+            for place in group:
+                split = self.source.splits[place]
+                if (split.path, split.start) == (path, start):
+                    return number, place - group.start, split
+        raise EnvironmentFault(f"Spark has read a block of {path} from byte {start}, and was asked for others")
 
     def read(self, number: int, limits: Limits) -> Iterator[Piece]:
         for split in (self.source.splits[place] for place in self.groups[number]):

@@ -82,10 +82,9 @@ def read_facts(folders: list[Path]) -> Facts:
     return facts
 
 
-def read_native(folders: list[Path]) -> NativeFact:
-    """What all tasks have told of rows that Spark computed."""
-    told = [decode_fact(row.payload, NativeFact) for row in read_edge(folders, NATIVE)]
-    return NativeFact(sum(fact.headers for fact in told), sum(fact.doubts for fact in told))
+def read_native(folder: Path) -> NativeFact:
+    """What the tasks have told of rows that Spark computed: one of them, or none where there were no rows."""
+    return next((decode_fact(row.payload, NativeFact) for row in read_edge([folder], NATIVE)), NativeFact())
 
 
 def read_state(folders: list[Path], partition: int | None = None) -> Iterator[tuple[int, str, object, object]]:

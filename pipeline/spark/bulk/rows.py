@@ -77,11 +77,11 @@ def is_fact(edge: str) -> bool:
 
 
 class RowBuffer:
-    """Numbers the rows of one task, and gives them in record batches of bounded size."""
+    """Numbers the rows of one task from `first`, and gives them in record batches of bounded size."""
 
-    def __init__(self, stage: int, partition: int) -> None:
+    def __init__(self, stage: int, partition: int, first: int = 0) -> None:
         self.stage, self.partition = stage, partition
-        self._next = 0
+        self._next = first
         self._rows: list[Row] = []
         self._bytes = 0
 

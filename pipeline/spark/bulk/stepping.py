@@ -19,7 +19,7 @@ from pipeline.kernel.contract import Step
 from pipeline.kernel.faults import OperatorError
 from pipeline.kernel.stage import StageKernel, State
 from pipeline.policies import ErrorPolicy
-from pipeline.records import Batch, Timer
+from pipeline.records import MAX_TIME, Batch, Timer
 from pipeline.spark.bulk.letters import Failure, Letter, described, letter_of
 from pipeline.spark.bulk.output import BulkEncoder, Encoded
 from pipeline.spark.bulk.timers import OpenTimers
@@ -96,6 +96,23 @@ class BulkStepper:
         except (OperatorError, EncodingError):
             self._restore(before)
         self._fire_first(timers, outcome)
+        return outcome
+
+    def end(self, operator: str, keys: list[Any], values: Callable[[], list[Any]]) -> Outcome:
+        """What follows when the operator emits these at the end of input. `values` makes them, and makes them anew.
+
+        Where that fails they are its state, and their timers are set, so that each fails by itself when it fires.
+        """
+        outcome = Outcome()
+        before = self._note(keys)
+        try:
+            outcome.parts.append(self._apply(self._kernel.emit(operator, Batch(values(), keys), self.state)))
+            return outcome
+        except (OperatorError, EncodingError):
+            self._restore(before)
+        for key, value in zip(keys, values(), strict=True):
+            self.state[operator][key] = value
+            self.timers.add(Timer(operator, key, MAX_TIME))
         return outcome
 
     def _runnable(self, batch: Batch, outcome: Outcome) -> list[int] | None:

@@ -49,10 +49,14 @@ class NoTwin(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """`build` gives, from the columns of the value, those of the expression, and their doubts."""
+    """`build` gives, from the columns of the value, those of the expression, and their doubts.
+
+    is_value: it is the value itself.
+    """
 
     shape: Shape
     build: Callable[[Columns], _Built]
+    is_value: bool = False
 
 
 def twin_of(expression: object, value: Shape) -> Twin:
@@ -62,7 +66,7 @@ def twin_of(expression: object, value: Shape) -> Twin:
     op, arguments = expression.op, expression.arguments
     match op:
         case "itself":
-            return Twin(value, lambda columns: (columns, []))
+            return Twin(value, lambda columns: (columns, []), is_value=True)
         case "field":
             return _field(expression, value)
         case "literal":
