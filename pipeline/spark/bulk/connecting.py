@@ -85,7 +85,7 @@ def default_partitions(session: SparkSession) -> int:
 
 
 @contextmanager
-def tuned(session: SparkSession, settings: Mapping[str, str | None] = CARRYING) -> Iterator[Mapping[str, str | None]]:
+def tuned(session: SparkSession, settings: Mapping[str, str | None]) -> Iterator[Mapping[str, str | None]]:
     """The settings that a run needs. Those of the session, None for one that is not set, are given, and come back."""
     before = {name: session.conf.get(name, None) for name in settings}
     _set(session, settings)
