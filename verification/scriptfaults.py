@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pipeline.errors import StoreError
 from pipeline.store.connection import connect, translated
@@ -101,6 +101,9 @@ class TriedScripts(TimedScripts):
         self._clock = clock
         self._trial = trial
         self._is_wanted = is_wanted
+
+    def anew(self) -> Self:
+        return type(self)(self.client, self._clock, self._trial, self._is_wanted)
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         server = self.server or self.meet()

@@ -5,6 +5,7 @@ Whoever calls holds the job's lifecycle operation, and takes the shadow away at 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Shadowing:
         jobs = JobStore(self.scripts)
         ours, its = jobs.facts(self.job), jobs.facts(self.shadow)
         keys, alike = self.comparison.keys
+        letters, letter_lines = self.letters.read()
         return Report(
             shadow=self.shadow,
             code=self.version.code,
@@ -145,8 +147,8 @@ class Shadowing:
             first=self.comparison.first,
             keys=keys,
             keys_alike=alike,
-            letters=self.letters.counts(),
-            letter_lines=self.letters.lines(),
+            letters=letters,
+            letter_lines=letter_lines,
             lines=self.lines,
         )
 
@@ -227,12 +229,25 @@ class Candidate:
     allow_dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What goes on beside the command of a shadow. between: called now and then while the shadow is being made.
+
+    clock: monotonic seconds. listener: hears the job's results meanwhile.
+    """
+
+    between: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    listener: type[Listener] = Listener
+
+
 def make_shadow(
-    scripts: Scripts, claim: Claim, candidate: Candidate, folder: Path, keep: Callable[[], None] = lambda: None
+    scripts: Scripts, claim: Claim, candidate: Candidate, folder: Path, beside: Beside | None = None
 ) -> Shadowing:
     """The job's shadow is there, as the job was at one instant, and gets its input from there on. No worker is started.
 
-    `folder` holds the cut for a while. `keep` is called now and then. Raises ShadowLost, SavepointError, Busy,
+    `folder` holds the cut for a while. Raises ShadowLost, SavepointError, Busy,
     OperationLost, StoreError: then `ShadowStore.take_away` is next.
     """
     from pipeline.savepoints.export import take_savepoint
@@ -240,7 +255,7 @@ def make_shadow(
     from pipeline.savepoints.reading import Savepoint
     from pipeline.savepoints.restoring import restore_job
 
-    jobs = JobStore(scripts)
+    jobs, beside = JobStore(scripts), beside or Beside()
     job, before = claim.job, jobs.read(claim.job)
     graph, room_bytes = candidate.graph, candidate.room_bytes
     plan = plan_of(graph, before.plan)
@@ -249,11 +264,13 @@ def make_shadow(
     record = jobs.read(job)
     sinks = [sink.name for sink in plan.sinks]
     live = LiveResults(scripts.client, job, record.run, sinks)
-    listener = Listener(live, room_bytes)
+    listener = beside.listener(live, room_bytes)
     listener.start()
     try:
         place, name = LocalPlace(folder), f"{shadow}-{claim.token}"
-        take_savepoint(scripts, record, place, name, shadow=claim.token, between=keep)
+        take_savepoint(
+            scripts, record, place, name, shadow=claim.token, clock=beside.clock, between=beside.between
+        )
         savepoint = Savepoint(place, name)
         manifest = savepoint.manifest
         savepoint.manifest = msgspec.structs.replace(manifest, plan=held_plan(manifest.plan))

@@ -105,35 +105,39 @@ class Listener:
         self._seconds = seconds
         self._stop = threading.Event()
         self._heard: list[Results] = []
+        self._size = 0
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def hear(self) -> None:
+        """Keeps what there is beyond what was heard. What goes wrong is told by `end`."""
+        try:
+            found = self._live.read()
+        except StoreUnavailable:
+            return
+        except (StoreError, DecodingError) as error:
+            self._error = error
+            return
+        self._heard += found
+        self._size += sum(results.size for results in found)
+        if self._size > self._most_bytes:
+            self._error = too_much(self._most_bytes, "results of the job")
+
     def end(self) -> list[Results]:
         """What was heard. Raises ShadowLost, StoreError as `LiveResults.read` did, or when it was too much."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return self._heard
 
     def _run(self) -> None:
-        size = 0
-        while not self._stop.wait(self._seconds):
-            try:
-                found = self._live.read()
-            except StoreUnavailable:
-                continue
-            except (StoreError, DecodingError) as error:
-                self._error = error
-                return
-            self._heard += found
-            size += sum(results.size for results in found)
-            if size > self._most_bytes:
-                self._error = too_much(self._most_bytes, "results of the job")
-                return
+        while self._error is None and not self._stop.wait(self._seconds):
+            self.hear()
 
 
 def too_much(most_bytes: int, what: str) -> ShadowLost:
