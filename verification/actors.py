@@ -101,7 +101,7 @@ class Producer(Actor):
     def __init__(self, values: Sequence[Any], by: int = 5, *, has_ids: bool = False, drains: bool = True) -> None:
         super().__init__("producer")
         self._drains = drains
-        self._values = values
+        self.values = values
         self._by = by
         self._has_ids = has_ids
         self._lane: Lane | None = None
@@ -128,7 +128,7 @@ class Producer(Actor):
 
     def piece(self, world: World) -> list[Any]:
         """What it sends next. Another life cuts its batches in another way."""
-        return list(self._values[self._sent : self._sent + self._by + self.lives - 1])
+        return list(self.values[self._sent : self._sent + self._by + self.lives - 1])
 
 
 class Leader(Actor):

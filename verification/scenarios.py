@@ -30,6 +30,7 @@ from verification.actors import (
     Submitter,
     Worker,
 )
+from verification.backfiller import backfilled, balances, right_from_some_record_on
 from verification.exporter import Exporter
 from verification.shadower import NEW, OLD, shadowed, told_by, versioned
 from verification.world import Scenario, World
@@ -359,6 +360,15 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         lambda: shadowed((NEW,), "drop"),
         partitions=1,
         limits=_SMALL,
+        is_inside=True,
+    ),
+    Scenario(
+        "the state of some keys, computed anew and swapped",
+        balances,
+        backfilled,
+        partitions=1,
+        limits=_SMALL,
+        told=right_from_some_record_on,
         is_inside=True,
     ),
     Scenario(

@@ -17,7 +17,7 @@ import msgspec
 
 from pipeline import Pipeline, read, write
 from pipeline.cli.shadowing import Shadowed
-from pipeline.errors import Busy, InboxFull, JobStateError, OperationLost, SavepointError, ShadowLost, SourcePaused
+from pipeline.errors import Busy, JobStateError, OperationLost, SavepointError, ShadowLost
 from pipeline.graph import Graph
 from pipeline.plan import Plan, fingerprint
 from pipeline.shadowing.carrying import Beside, Candidate, Shadowing
@@ -31,17 +31,16 @@ from pipeline.store.shadows import ShadowStore
 from pipeline.store.versions import VersionStore
 from pipeline.versions import Version, wanted_for
 from stages.worker import Worker as StageWorker
-from verification.actors import Leader, Producer, Submitter, Worker
+from verification.actors import Leader, Submitter, Worker
+from verification.commands import Command, Stepped, spread
 from verification.exporter import let_export_pass, warm_up
-from verification.world import JOB, Actor, Stalled, World
+from verification.world import JOB, Actor, World
 
 SHADOW: Final = shadow_of(JOB)
 OLD, NEW = "c0de00000001", "c0de00000002"
 """Versions. A job begins with the old one."""
 
 _ROOM: Final = 1 << 20
-_LOOK_SECONDS: Final = 0.1
-_MOST_LOOKS: Final = 100
 _EVERY: Final = 8
 """After so many pages of a cut the others do something."""
 
@@ -80,48 +79,35 @@ def _told(values: Sequence[Any]) -> Any:
     return [number for _, _, number in values], [code for code, _ in turns]
 
 
-class Shadower(Actor):
+class Shadower(Command):
     """Puts versions in the job's place, one after the other: each has run beside it. `drops` them instead.
 
-    `node`: whose worker is the shadow's. Begins in its round `begins`.
+    `node`: whose worker is the shadow's.
     """
 
-    def __init__(self, versions: Sequence[str], node: ShadowWorker, begins: int, *, drops: bool = False) -> None:
+    def __init__(self, versions: Sequence[str], node: ShadowWorker, *, drops: bool = False) -> None:
         super().__init__("shadower")
         warm_up()
         self._versions = versions
         self._node = node
-        self._begins = begins
         self._outcome = "dropped" if drops else "promoted"
-        self._rounds = 0
-        self.attempts = 0
-        """Shadows that were begun."""
-        self._is_at_work = False
 
     def start(self, world: World, scripts: Scripts) -> None:
-        self._scripts = scripts
-        self._seconds, self._looks, self._pages = 0.0, 0, 0
+        super().start(world, scripts)
+        self._pages = 0
 
-    def after_death(self, world: World) -> None:
-        self._end(world)
-
-    def _end(self, world: World) -> None:
-        """Its node ends with it; what it holds is let go when its time has passed, as if that were now."""
+    def end(self, world: World) -> None:
         self._node.switch(None)
-        self._is_at_work = False
-        if world.client.exists(keys.operation(JOB)):
-            world.client.hset(keys.operation(JOB), "until", 1)
+        super().end(world)
         let_export_pass(world)
 
-    @property
-    def is_at_work(self) -> bool:
-        return self._is_at_work
+    def has_begun(self, world: World) -> bool:
+        return bool(world.client.hexists(keys.job(JOB), "tee"))
 
     def step(self, world: World) -> None:
-        self._rounds += 1
-        if self._rounds < self._begins or world.state() is None:
+        if world.state() is None:
             return
-        record = JobStore(self._scripts).read(JOB)
+        record = JobStore(self.scripts).read(JOB)
         if record.shadow:
             return  # what a life before has left: the leader takes it away
         done = sum(past.outcome == self._outcome for past in record.operations)
@@ -135,15 +121,14 @@ class Shadower(Actor):
         except (Busy, JobStateError, OperationLost, SavepointError, ShadowLost):
             pass
         finally:
-            self._end(world)
+            self.end(world)
 
     def _shadow(self, world: World, code: str) -> None:
         graph = versioned(code).graph()
         version = Version("shadow", code, fingerprint(graph), f"{code}.py", "me@here")
-        beside = Beside(partial(self._page, world), lambda: self._seconds, partial(self._look, world), _Present)
-        with Shadowed(self._scripts, JOB, version, beside) as shadowed:
-            self.attempts += 1
-            self._is_at_work = True
+        beside = Beside(partial(self._page, world), lambda: self.seconds, partial(self.look, world), _Present)
+        with Shadowed(self.scripts, JOB, version, beside) as shadowed:
+            self.begin()
             shadowed.carry(Candidate(graph, version, _ROOM), f"/{code}.py", partial(self._run_node, code))
 
     @contextmanager
@@ -158,13 +143,6 @@ class Shadower(Actor):
         self._pages += 1
         if self._pages % _EVERY == 0:
             world.step_others(self)
-
-    def _look(self, world: World, _: float) -> None:
-        self._seconds += _LOOK_SECONDS
-        self._looks += 1
-        if self._looks > _MOST_LOOKS:
-            raise Stalled(f"a shadow goes on after {_MOST_LOOKS} looks")
-        world.step_others(self)
 
 
 class _Present(Listener):
@@ -221,40 +199,6 @@ class VersionedWorker(Worker):
             self.is_up = False
 
 
-class Stepped(Producer):
-    """Sends first some records, then others in each attempt at a shadow: one batch behind its cut, and another when
-    the job's input is held back for it; the last ones, and the end, when no shadow is to come.
-    """
-
-    def __init__(self, batches: Sequence[Sequence[Any]], shadower: Shadower) -> None:
-        super().__init__([value for batch in batches for value in batch])
-        self._ends = [sum(map(len, batches[: number + 1])) for number in range(len(batches))]
-        self._shadower = shadower
-
-    def due(self, world: World) -> int:
-        """How many records it has to send by now."""
-        shadower = self._shadower
-        if shadower.is_done:
-            return self._ends[-1]
-        at = 2 * shadower.attempts
-        if shadower.is_at_work and not world.client.hexists(keys.job(JOB), "tee"):
-            at -= 2
-        elif shadower.is_at_work and not world.jobs.read(JOB).paused:
-            at -= 1
-        return self._ends[min(at, len(self._ends) - 2)]
-
-    def step(self, world: World) -> None:
-        if world.state() is not None and self._sent == self.due(world) < self._ends[-1]:
-            return
-        try:
-            super().step(world)
-        except (InboxFull, SourcePaused):
-            pass
-
-    def piece(self, world: World) -> list[Any]:
-        return list(self._values[self._sent : self.due(world)])
-
-
 class Promoter(Actor):
     """Asks for the promotion of each shadow, when the job has what was sent beside it; until none is to come."""
 
@@ -265,7 +209,7 @@ class Promoter(Actor):
         self._wish = wish
 
     def start(self, world: World, scripts: Scripts) -> None:
-        self._scripts = scripts
+        self.scripts = scripts
         self._asked = 0
 
     def step(self, world: World) -> None:
@@ -274,11 +218,11 @@ class Promoter(Actor):
             self.is_done = True
         elif shadower.is_at_work and self._asked < shadower.attempts and self._is_sent(world):
             with suppress(JobStateError):  # it is gone just now
-                ShadowStore(self._scripts, JOB).want(msgspec.json.encode(self._wish).decode())
+                ShadowStore(self.scripts, JOB).want(msgspec.json.encode(self._wish).decode())
                 self._asked = shadower.attempts
 
     def _is_sent(self, world: World) -> bool:
-        if not world.client.hexists(keys.job(JOB), "tee"):
+        if not self._shadower.has_begun(world):
             return False
         sent = sum(part.head for part in world.jobs.facts(JOB).partitions if part.stage == 0)
         return sent >= self._producer.due(world)
@@ -287,13 +231,7 @@ class Promoter(Actor):
 def shadowed(versions: Sequence[str], verb: str) -> Sequence[Actor]:
     """Those who take part: what becomes of a shadow of each of these versions is `verb`."""
     node = ShadowWorker()
-    shadower = Shadower(versions, node, begins=1, drops=verb == "drop")
-    attempts = len(versions) + 1  # one more than without a fault
-    numbers = iter(range(1, 100))
-    batches: list[list[Any]] = []
-    for _ in range(2 * attempts + 2):
-        number = next(numbers)
-        batches.append([[key, number] for key in "ab"])
-    producer = Stepped(batches, shadower)
+    shadower = Shadower(versions, node, drops=verb == "drop")
+    producer = Stepped(spread("ab", len(versions)), shadower)
     promoter = Promoter(producer, shadower, Wish(verb, accepts=True, wait_seconds=1e9))
     return Submitter(), producer, VersionedWorker(), shadower, node, Leader(every=2), promoter
