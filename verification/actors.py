@@ -25,6 +25,7 @@ from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import Feed, FeedAddress, Lane
+from stages.worker import Place
 from stages.worker import Worker as StageWorker
 from verification.world import JOB, Actor, World
 
@@ -219,6 +220,14 @@ class Worker(Actor):
             self._worker.close()
             self.is_done = True
 
+    def serves(self, place: Place) -> bool:
+        """Whether it works on that partition now."""
+        return True
+
+    def work(self, worker: StageWorker, place: Place) -> None:
+        """What it does for a ticket."""
+        worker.work(*place)
+
     def make(self, world: World, scripts: Scripts) -> StageWorker:
         """What runs in its process."""
         return self.of(world, scripts, world.plan, world.graph)
@@ -241,15 +250,15 @@ class Worker(Actor):
         return worker.ownership.heartbeat(json.dumps(report)) is not None
 
     def _serve(self, world: World, worker: StageWorker) -> None:
-        for place in worker.look():
-            worker.work(*place)
-        for place in worker.places:
+        for place in filter(self.serves, worker.look()):
+            self.work(worker, place)
+        for place in filter(self.serves, worker.places):
             if not world.may_hold(keys.queue(self._job, *place)):
                 continue
             with translated():  # what Celery's consumer does
                 ticket = worker.ownership.scripts.client.rpop(keys.queue(self._job, *place))
             if ticket is not None:
-                worker.work(*place)
+                self.work(worker, place)
 
 
 class Postman(Actor):

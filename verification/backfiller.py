@@ -1,4 +1,4 @@
-"""The command of a surgical backfill in a scenario: the state of some keys, which went wrong, is computed anew and swapped.
+"""The command of a surgical backfill in a scenario: the state of keys that went wrong is computed anew and swapped.
 
 What Spark computes from the history is summed here. At which record the state is swapped depends on the run, so running
 totals are looked at for what must be so at any: wrong by the same amount up to some record, and right from there on.

@@ -24,7 +24,7 @@ class Command(Actor):
         super().__init__(name)
         self.attempts = 0
         self.is_at_work = False
-        self.seconds = 0.0
+        self.seconds = 1_000.0
         self._looks = 0
 
     def start(self, world: World, scripts: Scripts) -> None:

@@ -31,6 +31,7 @@ from verification.actors import (
     Worker,
 )
 from verification.backfiller import backfilled, balances, right_from_some_record_on
+from verification.burster import bursting
 from verification.exporter import Exporter
 from verification.shadower import NEW, OLD, shadowed, told_by, versioned
 from verification.world import Scenario, World
@@ -369,6 +370,14 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         told=right_from_some_record_on,
+        is_inside=True,
+    ),
+    Scenario(
+        "a backlog worked off by a burst, and handed back at its cut",
+        numbers,
+        bursting,
+        partitions=1,
+        limits=_SMALL,
         is_inside=True,
     ),
     Scenario(

@@ -1,4 +1,4 @@
-"""The command of a shadow in a scenario, and who works beside it: a version is put in the job's place, and another again.
+"""The command of a shadow in a scenario, and who works beside it: versions are put in the job's place, or dropped.
 
 At which record that happens depends on the run. So what came out is looked at for what must be so at any: each number
 once and in order, of one version after the other, and each version went on with what its shadow had seen.
@@ -18,8 +18,7 @@ import msgspec
 from pipeline import Pipeline, read, write
 from pipeline.cli.shadowing import Shadowed
 from pipeline.errors import Busy, JobStateError, OperationLost, SavepointError, ShadowLost
-from pipeline.graph import Graph
-from pipeline.plan import Plan, fingerprint
+from pipeline.plan import fingerprint
 from pipeline.shadowing.carrying import Beside, Candidate, Shadowing
 from pipeline.shadowing.course import Wish
 from pipeline.shadowing.holding import held_back, shadow_of

@@ -75,7 +75,7 @@ def pieces(work: Work, bench: Bench) -> Iterator[Piece]:
 def _plans(work: Work, bench: Bench, scenario: Scenario, course: Course) -> Iterator[Mapping[int, Variant]]:
     plans = plans_of(scenario, course)
     if work.is_quick:
-        plans = plans[:: _QUICK_EACH] if scenario.begins_behind else sampled_plans(course)
+        plans = plans[::_QUICK_EACH] if scenario.begins_behind else sampled_plans(course)
     yield from plans[work.index :: work.shares]
     if not scenario.has_pairs:
         return

@@ -174,9 +174,7 @@ class Shadowed:
         """The shadow from its beginning to its end; its course when it was promoted. Raises as `Course.run` does."""
         beside = self._beside
         with tempfile.TemporaryDirectory(prefix="celeriac-") as folder:
-            one = make_shadow(
-                self._scripts, self.claim, candidate, Path(folder), replace(beside, between=self._keep)
-            )
+            one = make_shadow(self._scripts, self.claim, candidate, Path(folder), replace(beside, between=self._keep))
             VersionStore(self._scripts).add(one.shadow, self._version)
             with node(one, Path(folder)) as tend:
                 course = Course(one, target, tend=tend, clock=beside.clock, sleep=beside.sleep)

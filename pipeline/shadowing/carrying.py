@@ -268,9 +268,7 @@ def make_shadow(
     listener.start()
     try:
         place, name = LocalPlace(folder), f"{shadow}-{claim.token}"
-        take_savepoint(
-            scripts, record, place, name, shadow=claim.token, clock=beside.clock, between=beside.between
-        )
+        take_savepoint(scripts, record, place, name, shadow=claim.token, clock=beside.clock, between=beside.between)
         savepoint = Savepoint(place, name)
         manifest = savepoint.manifest
         savepoint.manifest = msgspec.structs.replace(manifest, plan=held_plan(manifest.plan))
