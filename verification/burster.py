@@ -137,6 +137,7 @@ class BurstNode(Actor):
     def start(self, world: World, scripts: Scripts) -> None:
         self._scripts = scripts
         self._member: StreamMember | None = None
+        self._offset = NOTHING
         self._seconds = 0.0
 
     def step(self, world: World) -> None:
@@ -144,39 +145,36 @@ class BurstNode(Actor):
             self.is_done = world.has_ended
             return
         self._seconds += 1.0
-        if self._member is None:
-            self._open(world)
-        assert self._member is not None
-        self._beat()
-        self._member.look()
+        member = self._member or self._open(world)
+        self._beat(member)
+        member.look()
         standing = read_standing(self._ownership, {stage.name: stage.index for stage in world.plan.stages}.__getitem__)
         cuts = read_cuts(json.dumps({name: str(end) for name, end in self._cuts.items()}))
         slices = planned(standing, frozenset(self._offset["known"]), _MOST_RECORDS, cuts)
         if not slices:
             return
         self._offset = next_offset(self._offset, slices, standing.rows)
-        self._member.begin(slices)
+        member.begin(slices)
         served = []
         for part in slices_in(self._offset):
             served.append(self._desk.serve(part, 60.0))
             if Position.parse(served[-1].position).order > self._cuts[part.name].order:
                 raise Stalled(f"the burst has gone to {served[-1].position}, and its cut is {self._cuts[part.name]}")
             self.has_worked |= served[-1].position != str(part.reach.start)
-        self._member.end(served)
+        member.end(served)
 
-    def _open(self, world: World) -> None:
+    def _open(self, world: World) -> StreamMember:
         names = (JOB, self.name, self._incarnation)
         self._ownership = Ownership(self._scripts, *names)
         told = {"pool": burst_pool(_NODE), "sized": False, "node": _NODE, "engine": "spark"}
-        self._member = StreamMember(self._ownership, told, lambda: self._seconds)
-        self._member.on_batch_end = self._beat
-        self._offset: dict[str, Any] = NOTHING
+        member = self._member = StreamMember(self._ownership, told, lambda: self._seconds)
+        member.on_batch_end = partial(self._beat, member)
         tasks = TaskOwnership(self._scripts, *names)
         self._desk = Desk(tasks, world.plan, world.graph, world.clock, random.Random(self._incarnation), _nothing)
+        return member
 
-    def _beat(self) -> None:
-        assert self._member is not None
-        report = {**self._member.report(self._ownership), "consuming": True, "stopping": False}
+    def _beat(self, member: StreamMember) -> None:
+        report = {**member.report(self._ownership), "consuming": True, "stopping": False}
         self._ownership.heartbeat(json.dumps(report))
 
 

@@ -85,7 +85,7 @@ class Stepped(Producer):
         return self._ends[min(at, len(self._ends) - 2)]
 
     def step(self, world: World) -> None:
-        if world.state() is not None and self._sent == self.due(world) < self._ends[-1]:
+        if world.state() is not None and self._sent >= self.due(world) < self._ends[-1]:
             return
         with suppress(InboxFull):  # or it is held back
             super().step(world)

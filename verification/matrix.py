@@ -102,7 +102,7 @@ def plans_of(scenario: Scenario, course: Course) -> list[dict[int, Variant]]:
     """Runs with one fault."""
     if scenario.begins_behind:
         return course.crashes(course.sent.index(scenario.begins_behind) + 2)
-    return single_plans(course, is_inside=scenario.is_inside)
+    return single_plans(course, is_inside=scenario.is_long)
 
 
 def single_plans(course: Course, *, is_inside: bool = False) -> list[dict[int, Variant]]:

@@ -343,7 +343,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         told=told_by,
-        is_inside=True,
+        is_long=True,
     ),
     Scenario(
         "the version before in its place again, by a second shadow",
@@ -352,7 +352,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         told=told_by,
-        is_inside=True,
+        is_long=True,
         begins_behind="shadower: promote",
     ),
     Scenario(
@@ -361,7 +361,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         lambda: shadowed((NEW,), "drop"),
         partitions=1,
         limits=_SMALL,
-        is_inside=True,
+        is_long=True,
     ),
     Scenario(
         "the state of some keys, computed anew and swapped",
@@ -370,7 +370,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         told=right_from_some_record_on,
-        is_inside=True,
+        is_long=True,
     ),
     Scenario(
         "a backlog worked off by a burst, and handed back at its cut",
@@ -378,7 +378,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         bursting,
         partitions=1,
         limits=_SMALL,
-        is_inside=True,
+        is_long=True,
     ),
     Scenario(
         "a savepoint beside the work, and what is restored from it",

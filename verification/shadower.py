@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -33,7 +33,7 @@ from stages.worker import Worker as StageWorker
 from verification.actors import Leader, Submitter, Worker
 from verification.commands import Command, Stepped, spread
 from verification.exporter import let_export_pass, warm_up
-from verification.world import JOB, Actor, World
+from verification.world import JOB, Actor, Stalled, World
 
 SHADOW: Final = shadow_of(JOB)
 OLD, NEW = "c0de00000001", "c0de00000002"
@@ -90,6 +90,7 @@ class Shadower(Command):
         self._versions = versions
         self._node = node
         self._outcome = "dropped" if drops else "promoted"
+        self._denied, self._done = "", 0
 
     def start(self, world: World, scripts: Scripts) -> None:
         super().start(world, scripts)
@@ -110,6 +111,9 @@ class Shadower(Command):
         if record.shadow:
             return  # what a life before has left: the leader takes it away
         done = sum(past.outcome == self._outcome for past in record.operations)
+        if self._denied and done > self._done:
+            raise Stalled(f"the command said that its shadow was not {self._outcome}, and it was: {self._denied}")
+        self._denied, self._done = "", done
         if done == len(self._versions):
             world.kept["left of shadows"] = sorted(map(bytes.decode, world.client.scan_iter(keys.of_job(SHADOW) + "*")))
             world.kept["held back"] = sorted(record.paused)
@@ -117,8 +121,10 @@ class Shadower(Command):
             return
         try:
             self._shadow(world, self._versions[done])
-        except (Busy, JobStateError, OperationLost, SavepointError, ShadowLost):
+        except (Busy, JobStateError, OperationLost, SavepointError):
             pass
+        except ShadowLost as error:
+            self._denied = str(error)
         finally:
             self.end(world)
 
@@ -227,7 +233,7 @@ class Promoter(Actor):
         return sent >= self._producer.due(world)
 
 
-def shadowed(versions: Sequence[str], verb: str) -> Sequence[Actor]:
+def shadowed(versions: Sequence[str], verb: Literal["promote", "drop"]) -> Sequence[Actor]:
     """Those who take part: what becomes of a shadow of each of these versions is `verb`."""
     node = ShadowWorker()
     shadower = Shadower(versions, node, drops=verb == "drop")

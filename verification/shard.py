@@ -62,7 +62,8 @@ def pieces(work: Work, bench: Bench) -> Iterator[Piece]:
             expected, course = bench.baseline(scenario)
             about = Piece(scenario.name, len(course.sent), len(plans_of(scenario, course)), {})
             if number % work.shares == work.index:
-                yield _scripts(bench, scenario, about, course.script_ends() if work.is_quick else None)
+                is_sample = work.is_quick or scenario.is_long
+                yield _scripts(bench, scenario, about, course.script_ends() if is_sample else None)
         except Stalled as error:
             told = (f"{scenario.name}: without any fault: {error}",)
             yield Piece(scenario.name, 0, 0, {"no fault": 1}, told, 1)

@@ -66,7 +66,8 @@ class Scenario:
     actors: who moves it, in the order in which they step.
     has_pairs: all pairs of crashes are tried as well.
     told: of all that can be seen at the end, what must be equal in every run.
-    is_inside: what its processes do outside of Redis goes with them.
+    is_long: so who has only read since another point dies there, as nobody does anything outside of Redis that
+    outlives him; and each script is made to fail in one of its calls.
     begins_behind: faults begin behind the first command of this name, and are deaths around scripts only. What comes
     before is tried in another scenario.
     shows_removal: the job has been removed at the end; not a key of it may be left.
@@ -79,7 +80,7 @@ class Scenario:
     limits: Limits = field(default_factory=Limits)
     has_pairs: bool = False
     told: Callable[[dict[str, Any]], dict[str, Any]] = lambda seen: seen
-    is_inside: bool = False
+    is_long: bool = False
     begins_behind: str = ""
     shows_removal: bool = False
 

@@ -189,8 +189,7 @@ class Shadowing:
 
         Raises ShadowLost, OperationLost, Busy, StoreError; after StoreUnavailable it may be called again.
         """
-        found = self.store.read()
-        if found is not None and found.promoted_at_ms:
+        if self.is_promoted():
             return True  # only the answer was lost
         old = self.record.plan
         version = msgspec.structs.replace(self.version, how="promoted")
@@ -198,6 +197,11 @@ class Shadowing:
         groups = group_keys(old, self.plan)
         what = Promoting(self.claim, self.record.table, old, self.plan, version, wanted, groups, held)
         return self.store.promote(self.shadow, what) == "promoted"
+
+    def is_promoted(self) -> bool:
+        """Raises StoreError."""
+        found = self.store.read()
+        return found is not None and found.promoted_at_ms > 0
 
     def _pour(self) -> int:
         given = 0

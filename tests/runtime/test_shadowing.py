@@ -29,6 +29,7 @@ from pipeline.store.shadows import ShadowStore
 from pipeline.versions import Version
 from tests.runtime.harness import FlakyScripts, LocalJob
 from tests.runtime.shadows import CODE, Pair, begin, goes_on
+from verification.points import SCRIPTS
 
 
 def summing(step: int = 1, name: str = "total") -> Pipeline:
@@ -433,6 +434,19 @@ def test_the_course_of_a_shadow_ends_when_it_is_promoted_by_another_command(job:
 
     assert a_course(pair).run() == "promoted"
     assert job.jobs.state(pair.one.shadow) is JobState.CANCELLED
+
+
+def test_a_promotion_of_which_only_the_answer_was_lost_is_one(job: LocalJob, site: Any) -> None:
+    scripts = FlakyScripts(job.client)
+    pair = site(summing(), scripts=scripts)
+    job.send(records("abc"))
+    want(pair, verb="promote")
+    scripts.spared = SCRIPTS - {"promote"}
+    scripts.break_call("after")
+
+    assert a_course(pair).run() == "promoted"
+    assert "promote" in scripts.calls
+    assert job.jobs.read("j").code == CODE
 
 
 def test_differences_keep_it_from_being_promoted_unless_they_are_meant(job: LocalJob, site: Any) -> None:
