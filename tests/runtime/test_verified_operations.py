@@ -1,4 +1,4 @@
-"""What the scenarios of shadows, backfills and bursts show by themselves: their ends in words, and faults that others miss."""
+"""What the scenarios of shadows, backfills and bursts show: their ends in words, and faults that other tests miss."""
 
 from __future__ import annotations
 
