@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`line` of a script, or of a module by its path, becomes `instead`; then at least one test of `tests` must fail."""
+    """`line` of a script, or of the module of that path, becomes `instead`; then one test of `tests` must fail."""
 
     name: str
     script: str

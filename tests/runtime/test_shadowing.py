@@ -440,11 +440,13 @@ def test_a_promotion_of_which_only_the_answer_was_lost_is_one(job: LocalJob, sit
     scripts = FlakyScripts(job.client)
     pair = site(summing(), scripts=scripts)
     job.send(records("abc"))
+    pair.work()
     want(pair, verb="promote")
     scripts.spared = SCRIPTS - {"promote"}
     scripts.break_call("after")
+    now = iter(range(10_000))
 
-    assert a_course(pair).run() == "promoted"
+    assert Course(pair.one, "/new.py", clock=lambda: float(next(now)), sleep=lambda _: None).run() == "promoted"
     assert "promote" in scripts.calls
     assert job.jobs.read("j").code == CODE
 
