@@ -251,8 +251,8 @@ def make_shadow(
 ) -> Shadowing:
     """The job's shadow is there, as the job was at one instant, and gets its input from there on. No worker is started.
 
-    `folder` holds the cut for a while. Raises ShadowLost, SavepointError, Busy,
-    OperationLost, StoreError: then `ShadowStore.take_away` is next.
+    `folder` holds the cut for a while. Raises ShadowLost, SavepointError, Busy, OperationLost, StoreError: then
+    `ShadowStore.take_away` is next.
     """
     from pipeline.savepoints.export import take_savepoint
     from pipeline.savepoints.places import LocalPlace

@@ -49,8 +49,11 @@ class LiveResults:
         self._next = dict.fromkeys(sinks, 1)
 
     def read(self) -> list[Results]:
-        """What there is beyond what was read. Raises ShadowLost when it is not kept any more, StoreError."""
-        found = []
+        """What there is beyond what was read; after an error all of it again.
+
+        Raises ShadowLost when it is not kept any more, StoreError.
+        """
+        found, ends = [], dict(self._next)
         for sink, number in self._next.items():
             stream = echo_name(sink)
             stop = min(extent_of(self._client, self._job, stream).stop, number + PORTION)
@@ -63,7 +66,8 @@ class LiveResults:
                     " were compared. The job goes on",
                     hint="begin it again at a calmer hour",
                 ) from error
-            self._next[sink] = max(stop, number)
+            ends[sink] = max(stop, number)
+        self._next = ends
         return found
 
 
@@ -83,7 +87,7 @@ class ShadowResults:
 
     def read(self) -> list[Results]:
         """As that of `LiveResults`; the shadow may give up what was read before. Raises StoreError."""
-        found = []
+        found, ends = [], dict(self._next)
         for sink, number in self._next.items():
             stream, reader = echo_name(sink), self._readers[sink]
             if self._passed[sink] != number:
@@ -92,7 +96,8 @@ class ShadowResults:
             stop = min(extent_of(self._client, self._shadow, stream).stop, number + PORTION)
             for piece in read_range(self._client, self._shadow, stream, self._run, range(number, stop)):
                 found.append(Results(sink, piece.first, piece))
-            self._next[sink] = max(stop, number)
+            ends[sink] = max(stop, number)
+        self._next = ends
         return found
 
 

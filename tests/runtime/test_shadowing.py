@@ -16,8 +16,9 @@ from pipeline import Pipeline, hold_key, read, write
 from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost, StoreUnavailable
 from pipeline.lifecycle import JobState
 from pipeline.operations import CLAIM_SECONDS, About, Phase
-from pipeline.plan import Plan, compile_plan
+from pipeline.plan import Plan, compile_plan, echo_name
 from pipeline.settings import Limits
+from pipeline.shadowing import reading
 from pipeline.shadowing.carrying import Candidate, make_shadow
 from pipeline.shadowing.course import Course, NotPromoted, Wish
 from pipeline.shadowing.holding import plan_of, shadow_differences
@@ -97,6 +98,34 @@ def test_the_same_version_gives_the_same_results_from_any_cut_on(job: LocalJob, 
     assert (report.lag, report.different, report.first) == (0, 0, [])
     assert pair.shadow.state() == job.state()
     assert pair.shadow.findings() == job.findings() == []
+
+
+def test_results_that_were_read_before_a_reply_was_lost_are_compared(
+    job: LocalJob, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = site(summing())
+    job.send(records("abca"))
+    job.run_until_idle()
+    pair.one._pour()
+    pair.shadow.run_until_idle()
+    read_right = reading.read_range
+    to_lose = {(each, echo_name(sink)) for each in ("j", pair.one.shadow) for sink in ("out", "seen")}
+
+    def read_range(client: Any, of: str, stream: str, *more: Any) -> Iterator[Any]:
+        if (of, stream) in to_lose:
+            to_lose.remove((of, stream))
+            raise StoreUnavailable("the reply was lost (by the test)")
+        yield from read_right(client, of, stream, *more)
+
+    monkeypatch.setattr(reading, "read_range", read_range)
+    for _ in range(4):
+        with pytest.raises(StoreUnavailable):
+            pair.one.step()
+    pair.work()
+
+    assert not to_lose
+    tallies = {name: (tally.equal, tally.compared, tally.waiting) for name, tally in pair.one.report().sinks.items()}
+    assert tallies == {"out": (4, 4, [0, 0]), "seen": (4, 4, [0, 0])}
 
 
 def test_what_the_shadow_gives_reaches_nobody(job: LocalJob, site: Any) -> None:
