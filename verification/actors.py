@@ -192,10 +192,14 @@ class Worker(Actor):
 
     def after_death(self, world: World) -> None:
         """Its agent reports the death; unless it starts the process anew, the partitions go to others."""
-        AgentLink(world.scripts, self._job).report_death(self.name, self._incarnation)
+        self.agent(world).report_death(self.name, self._incarnation)
         if self._stays_dead:
             self.is_done = True
             world.client.hset(keys.workers(self._job), f"a:{self.name}", 0)  # as if the time to come back had passed
+
+    def agent(self, world: World) -> AgentLink:
+        """What its node tells the leader by."""
+        return world.agent
 
     @property
     def _incarnation(self) -> str:

@@ -24,6 +24,7 @@ from pipeline.shadowing.course import Wish
 from pipeline.shadowing.holding import held_back, shadow_of
 from pipeline.shadowing.reading import Listener
 from pipeline.store import keys
+from pipeline.store.agents import AgentLink
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.shadows import ShadowStore
@@ -182,6 +183,9 @@ class ShadowWorker(Worker):
             self.is_done = world.has_ended
             return
         super().step(world)
+
+    def agent(self, world: World) -> AgentLink:
+        return AgentLink(world.scripts, SHADOW)
 
     def make(self, world: World, scripts: Scripts) -> StageWorker:
         assert self._code is not None
