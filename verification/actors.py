@@ -10,10 +10,13 @@ from typing import Any
 from leader.round import Round
 from leader.wiring import make_round
 from pipeline.errors import InboxFull, JobStateError, LetterError, UnknownJob
+from pipeline.graph import Graph
 from pipeline.lifecycle import JobState
+from pipeline.plan import Plan
 from pipeline.publishing import discard_job, publish_job
 from pipeline.records import Batch
 from pipeline.store import keys
+from pipeline.store.agents import AgentLink
 from pipeline.store.connection import translated
 from pipeline.store.jobs import JobStore
 from pipeline.store.letters import LetterStore
@@ -22,6 +25,7 @@ from pipeline.store.outputs import OutputReader
 from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import Feed, FeedAddress, Lane
+from stages.worker import Place
 from stages.worker import Worker as StageWorker
 from verification.world import JOB, Actor, World
 
@@ -98,7 +102,7 @@ class Producer(Actor):
     def __init__(self, values: Sequence[Any], by: int = 5, *, has_ids: bool = False, drains: bool = True) -> None:
         super().__init__("producer")
         self._drains = drains
-        self._values = values
+        self.values = values
         self._by = by
         self._has_ids = has_ids
         self._lane: Lane | None = None
@@ -113,8 +117,7 @@ class Producer(Actor):
         if self._lane is None:
             name = f"run-{self.lives}" if self._has_ids else "stable"
             self._lane = _feed(world, self._scripts).lane(name, exclusive=True)
-        # Another life cuts its batches in another way.
-        piece = list(self._values[self._sent : self._sent + self._by + self.lives - 1])
+        piece = self.piece(world)
         if piece:
             ids = [f"id-{self._sent + index}" for index in range(len(piece))] if self._has_ids else None
             self._lane.append(self._sent + 1, Batch(piece), ids=ids)
@@ -124,13 +127,21 @@ class Producer(Actor):
             world.drain()
         self.is_done = True
 
+    def piece(self, world: World) -> list[Any]:
+        """What it sends next. Another life cuts its batches in another way."""
+        return list(self.values[self._sent : self._sent + self._by + self.lives - 1])
+
 
 class Leader(Actor):
-    """One leader process. `away`: rounds in which it is as if it were stopped, and its lease passes."""
+    """One leader process. `away`: rounds in which it is as if it were stopped, and its lease passes.
 
-    def __init__(self, name: str = "leader-1", away: range = range(0)) -> None:
+    every: of so many of its turns it uses one.
+    """
+
+    def __init__(self, name: str = "leader-1", away: range = range(0), every: int = 1) -> None:
         super().__init__(name)
         self._away = away
+        self._every = every
         self._rounds = 0
 
     def start(self, world: World, scripts: Scripts) -> None:
@@ -150,6 +161,8 @@ class Leader(Actor):
         if self._rounds in self._away:
             world.let_lease_pass()
             return
+        if self._rounds % self._every:
+            return
         self._round.run_once()
         self.is_done = world.has_ended
 
@@ -157,8 +170,17 @@ class Leader(Actor):
 class Worker(Actor):
     """One worker process and its consumer. `away`: rounds in which it does not work or look, while its heart beats."""
 
-    def __init__(self, name: str = "w0", *, joins: int = 0, away: range = range(0), stays_dead: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "w0",
+        *,
+        joins: int = 0,
+        away: range = range(0),
+        stays_dead: bool = False,
+        job: str = JOB,
+    ) -> None:
         super().__init__(name)
+        self._job = job
         self._joins = joins
         self._away = away
         self._stays_dead = stays_dead
@@ -170,10 +192,14 @@ class Worker(Actor):
 
     def after_death(self, world: World) -> None:
         """Its agent reports the death; unless it starts the process anew, the partitions go to others."""
-        world.agent.report_death(self.name, self._incarnation)
+        self.agent(world).report_death(self.name, self._incarnation)
         if self._stays_dead:
             self.is_done = True
-            world.client.hset(keys.workers(JOB), f"a:{self.name}", 0)  # as if the time to come back had passed
+            world.client.hset(keys.workers(self._job), f"a:{self.name}", 0)  # as if the time to come back had passed
+
+    def agent(self, world: World) -> AgentLink:
+        """What its node tells the leader by."""
+        return world.agent
 
     @property
     def _incarnation(self) -> str:
@@ -185,10 +211,7 @@ class Worker(Actor):
             self.is_done = world.has_ended
             return
         if self._worker is None:
-            ownership = Ownership(self._scripts, JOB, self.name, self._incarnation)
-            self._worker = StageWorker(
-                ownership, world.plan, world.graph, world.clock, random.Random(self._incarnation)
-            )
+            self._worker = self.make(world, self._scripts)
         try:
             if not self._beats(self._worker, world.clock()):
                 self.is_done = True
@@ -201,21 +224,45 @@ class Worker(Actor):
             self._worker.close()
             self.is_done = True
 
+    def serves(self, place: Place) -> bool:
+        """Whether it works on that partition now."""
+        return True
+
+    def work(self, worker: StageWorker, place: Place) -> None:
+        """What it does for a ticket."""
+        worker.work(*place)
+
+    def make(self, world: World, scripts: Scripts) -> StageWorker:
+        """What runs in its process."""
+        return self.of(world, scripts, world.plan, world.graph)
+
+    def of(self, world: World, scripts: Scripts, plan: Plan, graph: Graph, code: str = "") -> StageWorker:
+        """A worker of this version of the pipeline."""
+        ownership = Ownership(scripts, self._job, self.name, self._incarnation)
+        made = StageWorker(ownership, plan, graph, world.clock, random.Random(self._incarnation))
+        made.code = code
+        return made
+
+    @property
+    def is_outdated(self) -> bool:
+        """It does no work any more, and its agent starts it anew."""
+        return self._worker is not None and self._worker.is_outdated
+
     def _beats(self, worker: StageWorker, now: float) -> bool:
         """False when a newer process has this one's name, so that this one must end."""
         report = {**worker.hand.report(now), "stopping": False}
         return worker.ownership.heartbeat(json.dumps(report)) is not None
 
     def _serve(self, world: World, worker: StageWorker) -> None:
-        for place in worker.look():
-            worker.work(*place)
-        for place in worker.places:
-            if not world.may_hold(keys.queue(JOB, *place)):
+        for place in filter(self.serves, worker.look()):
+            self.work(worker, place)
+        for place in filter(self.serves, worker.places):
+            if not world.may_hold(keys.queue(self._job, *place)):
                 continue
             with translated():  # what Celery's consumer does
-                ticket = worker.ownership.scripts.client.rpop(keys.queue(JOB, *place))
+                ticket = worker.ownership.scripts.client.rpop(keys.queue(self._job, *place))
             if ticket is not None:
-                worker.work(*place)
+                self.work(worker, place)
 
 
 class Postman(Actor):

@@ -6,7 +6,7 @@ So a run repeats itself on a slow machine, and a leader does what is due after a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from pipeline.store.scripts import Scripts
 
@@ -46,6 +46,9 @@ class TimedScripts(Scripts):
     def __init__(self, client: Any, clock: Clock) -> None:
         super().__init__(client)
         self._clock = clock
+
+    def anew(self) -> Self:
+        return type(self)(self.client, self._clock)
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         if not self.server:

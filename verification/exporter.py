@@ -38,7 +38,7 @@ class Exporter(Actor):
 
     def __init__(self, lines: Sequence[str], begins: int) -> None:
         super().__init__("exporter")
-        _warm_up()
+        warm_up()
         self._lines = lines
         self._begins = begins
         self._rounds = 0
@@ -48,7 +48,7 @@ class Exporter(Actor):
         self._scripts = scripts
 
     def after_death(self, world: World) -> None:
-        _let_lease_pass(world)
+        let_export_pass(world)
 
     def step(self, world: World) -> None:
         self._rounds += 1
@@ -60,7 +60,7 @@ class Exporter(Actor):
                 self._take(world, place)
             self._restore(world, Savepoint(place, place.names()[0]))
         except SavepointError:
-            _let_lease_pass(world)  # what a lost reply has left of an attempt before is let go
+            let_export_pass(world)  # what a lost reply has left of an attempt before is let go
             return
         self.is_done = True
 
@@ -106,7 +106,7 @@ class Exporter(Actor):
 
 
 @cache
-def _warm_up() -> None:
+def warm_up() -> None:
     """The first use of pyarrow takes a second, in which a leader looks at its books once more than in later runs."""
     with TemporaryDirectory() as folder:
         place = LocalPlace(Path(folder))
@@ -131,7 +131,7 @@ def _waiting(world: World, stage: int) -> list[Any]:
     return found
 
 
-def _let_lease_pass(world: World) -> None:
+def let_export_pass(world: World) -> None:
     """As if the time of the exporter's lease had passed."""
     if world.client.exists(keys.savepoint(JOB)):
         world.client.hset(keys.savepoint(JOB), "until", 0)

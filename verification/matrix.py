@@ -98,9 +98,17 @@ def _tried(url: str, life: Life, trial: Trial, points: Container[int] | None) ->
     return TriedScripts(watched_client(url, life), life.points, trial, is_wanted)
 
 
-def single_plans(course: Course) -> list[dict[int, Variant]]:
+def plans_of(scenario: Scenario, course: Course) -> list[dict[int, Variant]]:
+    """Runs with one fault."""
+    if scenario.begins_behind:
+        return course.crashes(course.sent.index(scenario.begins_behind) + 2)
+    return single_plans(course, is_inside=scenario.is_long)
+
+
+def single_plans(course: Course, *, is_inside: bool = False) -> list[dict[int, Variant]]:
     """One fault: each that makes a run of its own, at each point."""
-    return [{number: variant} for number in range(1, len(course.sent) + 1) for variant in course.variants(number)]
+    numbers = range(1, len(course.sent) + 1)
+    return [{number: variant} for number in numbers for variant in course.variants(number, is_inside=is_inside)]
 
 
 def sampled_plans(course: Course) -> list[dict[int, Variant]]:

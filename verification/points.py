@@ -38,14 +38,22 @@ class Course:
     changing: frozenset[int]
     last: frozenset[int]
 
-    def variants(self, number: int) -> tuple[Variant, ...]:
+    def variants(self, number: int, *, is_inside: bool = False) -> tuple[Variant, ...]:
         """What can befall that command, but for what would be the same run as another.
 
         It does not matter whether a command that changes nothing was applied. Who dies after a reply, with more to do
-        in that step, dies before his next command: between them nobody else does anything.
+        in that step, dies before his next command: between them nobody else does anything. is_inside: nobody does
+        anything outside of Redis; then who has only read since another point dies there.
         """
         different = {Variant.APPLIED: self.changing, Variant.AFTER: self.last, Variant.LOST_REPLY: self.changing}
-        return tuple(variant for variant in Variant if number in different.get(variant, (number,)))
+        found = tuple(variant for variant in Variant if number in different.get(variant, (number,)))
+        return found[1:] if is_inside and self._has_only_read(number) else found
+
+    def _has_only_read(self, number: int) -> bool:
+        """Its actor, in the same step, just before."""
+        before = number - 1
+        is_same_step = before > 0 and before not in self.last and self._actor(before) == self._actor(number)
+        return is_same_step and before not in self.changing
 
     def crashes(self, since: int = 1) -> list[dict[int, Variant]]:
         """One crash around a script of ours, from that point on, as far as they differ in what Redis holds.

@@ -30,7 +30,10 @@ from verification.actors import (
     Submitter,
     Worker,
 )
+from verification.backfiller import backfilled, balances, right_from_some_record_on
+from verification.burster import bursting
 from verification.exporter import Exporter
+from verification.shadower import NEW, OLD, shadowed, told_by, versioned
 from verification.world import Scenario, World
 
 LINES: Final = ("a b a", "c a b", "b", "d a c", "a", "b c d", "e a", "a b")
@@ -332,6 +335,50 @@ SCENARIOS: Final[Sequence[Scenario]] = (
         partitions=1,
         limits=_SMALL,
         shows_removal=True,
+    ),
+    Scenario(
+        "a new version beside the job, put in its place",
+        lambda _: versioned(OLD),
+        lambda: shadowed((NEW,), "promote"),
+        partitions=1,
+        limits=_SMALL,
+        told=told_by,
+        is_long=True,
+    ),
+    Scenario(
+        "the version before in its place again, by a second shadow",
+        lambda _: versioned(OLD),
+        lambda: shadowed((NEW, OLD), "promote"),
+        partitions=1,
+        limits=_SMALL,
+        told=told_by,
+        is_long=True,
+        begins_behind="shadower: promote",
+    ),
+    Scenario(
+        "a new version beside the job, dropped",
+        lambda _: versioned(OLD),
+        lambda: shadowed((NEW,), "drop"),
+        partitions=1,
+        limits=_SMALL,
+        is_long=True,
+    ),
+    Scenario(
+        "the state of some keys, computed anew and swapped",
+        balances,
+        backfilled,
+        partitions=1,
+        limits=_SMALL,
+        told=right_from_some_record_on,
+        is_long=True,
+    ),
+    Scenario(
+        "a backlog worked off by a burst, and handed back at its cut",
+        numbers,
+        bursting,
+        partitions=1,
+        limits=_SMALL,
+        is_long=True,
     ),
     Scenario(
         "a savepoint beside the work, and what is restored from it",

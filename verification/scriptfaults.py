@@ -10,19 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pipeline.errors import StoreError
 from pipeline.store.connection import connect, translated
 from pipeline.store.scripts import source
 from verification.clock import Clock, TimedScripts, argument_of_time, timed
-from verification.world import JOB
 
 _LOADER: Final = "local call = redis.call\n"
 
 _WRITES: Final = (
-    "COPY", "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "INCR", "LPUSH", "PEXPIRE", "RPOP", "SADD", "SET", "SREM",
-    "UNLINK", "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
+    "COPY", "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "INCR", "LPUSH", "LTRIM", "PEXPIRE", "RENAME", "RPOP", "SADD",
+    "SET", "SREM", "UNLINK", "XADD", "XDEL", "XSETID", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE",
 )  # fmt: skip
 
 # Ids of the server's own are counted, so that two runs of a script write the same. `fail_`: the call that fails, or -1
@@ -73,7 +72,7 @@ end
 return found
 """
 
-_MET: Final = tuple(f"celeriac:{{{JOB}}}:{kind}" for kind in ("state:", "timers:", "held", "dead", "files"))
+_MET: Final = re.compile(r"celeriac:\{[^}]*\}:(?:state:|timers:|held|dead|files)")
 """Keys whose type an owner looks at once only, in its first commit to them: tests of `commit` try what happens then."""
 
 
@@ -101,6 +100,9 @@ class TriedScripts(TimedScripts):
         self._clock = clock
         self._trial = trial
         self._is_wanted = is_wanted
+
+    def anew(self) -> Self:
+        return type(self)(self.client, self._clock, self._trial, self._is_wanted)
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         server = self.server or self.meet()
@@ -144,7 +146,7 @@ class Trial:
             clean = self._digests()
             self._copy_all()
             for key in call.keys:
-                if call.name != "commit" or not key.startswith(_MET):
+                if call.name != "commit" or not _MET.match(key):
                     self._tally.foreign += 1
                     self._try_foreign(call, key, clean)
 

@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import CeleriacError
 from pipeline.store.connection import connect
-from verification.matrix import Bench, Failure, pair_plans, sampled_plans, single_plans
+from verification.matrix import Bench, Failure, pair_plans, plans_of, sampled_plans
 from verification.points import Course, Variant
 from verification.scenarios import SCENARIOS
 from verification.world import Scenario, Stalled
 
 _PIECE_RUNS: Final = 25
+_QUICK_EACH: Final = 5
 _QUICK_FIRSTS: Final = 8
 _QUICK_SECONDS: Final = 5
 _SHOWN_FAILURES: Final = 20
@@ -59,9 +60,10 @@ def pieces(work: Work, bench: Bench) -> Iterator[Piece]:
     for number, scenario in enumerate(scenario for scenario in SCENARIOS if scenario.name in work.scenarios):
         try:
             expected, course = bench.baseline(scenario)
-            about = Piece(scenario.name, len(course.sent), len(single_plans(course)), {})
+            about = Piece(scenario.name, len(course.sent), len(plans_of(scenario, course)), {})
             if number % work.shares == work.index:
-                yield _scripts(bench, scenario, about, course.script_ends() if work.is_quick else None)
+                is_sample = work.is_quick or scenario.is_long
+                yield _scripts(bench, scenario, about, course.script_ends() if is_sample else None)
         except Stalled as error:
             told = (f"{scenario.name}: without any fault: {error}",)
             yield Piece(scenario.name, 0, 0, {"no fault": 1}, told, 1)
@@ -72,7 +74,9 @@ def pieces(work: Work, bench: Bench) -> Iterator[Piece]:
 
 
 def _plans(work: Work, bench: Bench, scenario: Scenario, course: Course) -> Iterator[Mapping[int, Variant]]:
-    plans = sampled_plans(course) if work.is_quick else single_plans(course)
+    plans = plans_of(scenario, course)
+    if work.is_quick:
+        plans = plans[::_QUICK_EACH] if scenario.begins_behind else sampled_plans(course)
     yield from plans[work.index :: work.shares]
     if not scenario.has_pairs:
         return

@@ -65,6 +65,11 @@ class Scenario:
     pipeline: a folder of its own -> the pipeline.
     actors: who moves it, in the order in which they step.
     has_pairs: all pairs of crashes are tried as well.
+    told: of all that can be seen at the end, what must be equal in every run.
+    is_long: so who has only read since another point dies there, as nobody does anything outside of Redis that
+    outlives him; and each script is made to fail in one of its calls.
+    begins_behind: faults begin behind the first command of this name, and are deaths around scripts only. What comes
+    before is tried in another scenario.
     shows_removal: the job has been removed at the end; not a key of it may be left.
     """
 
@@ -74,6 +79,9 @@ class Scenario:
     partitions: int = 2
     limits: Limits = field(default_factory=Limits)
     has_pairs: bool = False
+    told: Callable[[dict[str, Any]], dict[str, Any]] = lambda seen: seen
+    is_long: bool = False
+    begins_behind: str = ""
     shows_removal: bool = False
 
 
@@ -120,7 +128,7 @@ class World:
                 if not actor.is_done:
                     self._step(actor)
             if all(actor.is_done for actor in self.actors):
-                return self.observe()
+                return self.scenario.told(self.observe())
         waiting = ", ".join(actor.name for actor in self.actors if not actor.is_done)
         raise Stalled(f"after {MOST_ROUNDS} rounds these still wait: {waiting}")
 
@@ -193,9 +201,10 @@ class World:
         return any(actor.name == "submitter" and not actor.is_done for actor in self.actors)
 
     def let_lease_pass(self) -> None:
-        """As if the time of the leader's lease had passed."""
-        if self.client.exists(keys.leader(JOB)):
-            self.client.hset(keys.leader(JOB), "until", 0)
+        """As if the time of the leader's leases had passed."""
+        for job in self.jobs.list_ids():
+            if self.client.exists(keys.leader(job)):
+                self.client.hset(keys.leader(job), "until", 0)
 
     # what can be seen
 

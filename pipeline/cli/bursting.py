@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -217,13 +217,10 @@ class _Order:
 
 def carry_out(scripts: Scripts, order: _Order, facts: JobFacts, behind: Sequence[Lag], interrupts: Interrupts) -> Exit:
     """The burst, from its cut to its end. Raises Busy, JobFailed, OperationLost, EnvironmentFault, StoreError."""
-    _, backlogs = read_backlogs(scripts, order.job, [each.place for each in behind])
-    starts: dict[str, Position] = {f"{s}.{p}": each.position for (s, p), each in backlogs.items()}
-    cuts: dict[str, Position] = {f"{s}.{p}": each.end for (s, p), each in backlogs.items()}
+    starts, cuts = cut(scripts, order.job, [each.place for each in behind])
     node = f"{free_name(facts, socket.gethostname())[:60]}.burst-{secrets.token_hex(3)}"
-    told = {name: str(cut) for name, cut in cuts.items()}
-    about = About("burst", by=order.by, file=file_of(order.target).name, node=node, cuts=told)
-    with _Undertaken(ClaimStore(scripts), order.job, about) as undertaken, ExitStack() as stack:
+    about = about_burst(order.by, file_of(order.target).name, node, cuts)
+    with Undertaken(ClaimStore(scripts), order.job, about) as undertaken, ExitStack() as stack:
         workspace = Workspace.temporary()
         stack.callback(workspace.close)
         member = MemberProcess(order.variables(node), workspace)
@@ -239,7 +236,25 @@ def carry_out(scripts: Scripts, order: _Order, facts: JobFacts, behind: Sequence
     return Exit.INTERRUPTED if course.is_interrupted else Exit.FINISHED
 
 
-class _Undertaken:
+def cut(
+    scripts: Scripts, job: str, places: Sequence[tuple[int, int]]
+) -> tuple[dict[str, Position], dict[str, Position]]:
+    """Partition, as `stage.partition` -> where it stands; and where it ends, which is as far as a burst goes.
+
+    Raises UnknownJob, StoreError.
+    """
+    _, backlogs = read_backlogs(scripts, job, places)
+    named = {f"{stage}.{partition}": each for (stage, partition), each in backlogs.items()}
+    starts = {name: each.position for name, each in named.items()}
+    return starts, {name: each.end for name, each in named.items()}
+
+
+def about_burst(by: str, file: str, node: str, cuts: Mapping[str, Position]) -> About:
+    """What the leader, and the node, need to know of it."""
+    return About("burst", by=by, file=file, node=node, cuts={name: str(end) for name, end in cuts.items()})
+
+
+class Undertaken:
     """The job's operation while the block lasts. How that has ended is written into the job's history.
 
     Raises Busy when another one is under way.
@@ -250,7 +265,7 @@ class _Undertaken:
         self.claim: Claim = claims.undertake(job, about, Phase.STARTING)
         self.course: Course | None = None
 
-    def __enter__(self) -> _Undertaken:
+    def __enter__(self) -> Undertaken:
         return self
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import click
 import msgspec
@@ -26,7 +27,7 @@ from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
 from pipeline.needs import find_needs
 from pipeline.operations import About, Claim, Phase
-from pipeline.shadowing.carrying import Candidate, Report, Shadowing, make_shadow
+from pipeline.shadowing.carrying import Beside, Candidate, Report, Shadowing, make_shadow
 from pipeline.shadowing.comparing import difference_lines
 from pipeline.shadowing.course import Course, Wish
 from pipeline.shadowing.holding import plan_of, shadow_differences, shadow_of
@@ -100,7 +101,7 @@ def shadow(
     )
     candidate = Candidate(graph, version, room_mib << 20, allow_dropped)
     with Shadowed(scripts, job, version) as shadowed, interrupts.immediate():
-        course = shadowed.carry(candidate, settings, whole_target(target))
+        course = shadowed.carry(candidate, whole_target(target), partial(_node, settings))
     if course is None:
         click.echo(f"the shadow of job {job} is dropped")
     else:
@@ -128,17 +129,22 @@ def check_shadow(record: JobRecord, graph: Graph, target: str) -> Version:
     return this_version("shadow", target, plan.fingerprint)
 
 
+Node: TypeAlias = Callable[[Shadowing, Path], AbstractContextManager[Callable[[], None]]]
+"""The node of a shadow while the block lasts, with a folder for its files; what looks after it."""
+
+
 class Shadowed:
     """The job's lifecycle operation while its shadow lives. At the end of the block nothing of the shadow is left."""
 
-    def __init__(self, scripts: Scripts, job: str, version: Version) -> None:
+    def __init__(self, scripts: Scripts, job: str, version: Version, beside: Beside | None = None) -> None:
         self._scripts = scripts
+        self._beside = beside or Beside()
         self._job = job
         self._version = version
         self._outcome = ""
         about = About("shadow", by=version.by, code=version.code, file=version.file)
         self.claim: Claim = ClaimStore(scripts).undertake(job, about, Phase.COPYING)
-        self._kept_at = time.monotonic()
+        self._kept_at = self._beside.clock()
 
     def __enter__(self) -> Shadowed:
         return self
@@ -153,8 +159,8 @@ class Shadowed:
                 raise
 
     def _end(self) -> None:
-        """On a connection of its own: an interrupt may have left the other one in the middle of an answer."""
-        scripts = Scripts(self._scripts.client)
+        """Whatever server answers: another one than before is no reason to leave something behind."""
+        scripts = self._scripts.anew()
         try:
             if JobStore(scripts).read(self._job).shadow:
                 ShadowStore(scripts, self._job).take_away(self.claim.token, is_own=True, outcome=self._outcome)
@@ -164,31 +170,40 @@ class Shadowed:
             with suppress(UnknownJob):
                 JobStore(scripts).erase(shadow_of(self._job))
 
-    def carry(self, candidate: Candidate, settings: NodeSettings, target: str) -> Course | None:
+    def carry(self, candidate: Candidate, target: str, node: Node) -> Course | None:
         """The shadow from its beginning to its end; its course when it was promoted. Raises as `Course.run` does."""
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celeriac-")))
-            paths = {name: folder / name for name in ("logs", "tmp", "cuts")}
-            for path in paths.values():
-                path.mkdir()
-            one = make_shadow(self._scripts, self.claim, candidate, paths["cuts"], self._keep)
+        beside = self._beside
+        with tempfile.TemporaryDirectory(prefix="celeriac-") as folder:
+            one = make_shadow(self._scripts, self.claim, candidate, Path(folder), replace(beside, between=self._keep))
             VersionStore(self._scripts).add(one.shadow, self._version)
-            for line in one.lines:
-                click.echo(line, err=True)
-            settings = msgspec.structs.replace(settings, logs=str(paths["logs"]), temporary=str(paths["tmp"]))
-            node = NodeProcess(settings, paths["logs"])
-            stack.callback(node.close)
-            node.start()
-            click.echo(_announcement(one), err=True)
-            course = Course(one, target, tend=partial(_revive, node))
-            self._outcome = course.run()
+            with node(one, Path(folder)) as tend:
+                course = Course(one, target, tend=tend, clock=beside.clock, sleep=beside.sleep)
+                self._outcome = course.run()
         return course if self._outcome == "promoted" else None
 
     def _keep(self) -> None:
-        now = time.monotonic()
+        self._beside.between()
+        now = self._beside.clock()
         if now - self._kept_at >= KEEP_SECONDS:
             self._kept_at = now
             ClaimStore(self._scripts).renew(self.claim, Phase.COPYING, 0, 0)
+
+
+@contextmanager
+def _node(settings: NodeSettings, one: Shadowing, folder: Path) -> Iterator[Callable[[], None]]:
+    """Processes of this one."""
+    logs, temporary = folder / "logs", folder / "tmp"
+    logs.mkdir()
+    temporary.mkdir()
+    for line in one.lines:
+        click.echo(line, err=True)
+    node = NodeProcess(msgspec.structs.replace(settings, logs=str(logs), temporary=str(temporary)), logs)
+    try:
+        node.start()
+        click.echo(_announcement(one), err=True)
+        yield partial(_revive, node)
+    finally:
+        node.close()
 
 
 def _revive(node: NodeProcess) -> None:

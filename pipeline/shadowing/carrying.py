@@ -5,6 +5,7 @@ Whoever calls holds the job's lifecycle operation, and takes the shadow away at 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Shadowing:
         jobs = JobStore(self.scripts)
         ours, its = jobs.facts(self.job), jobs.facts(self.shadow)
         keys, alike = self.comparison.keys
+        letters, letter_lines = self.letters.read()
         return Report(
             shadow=self.shadow,
             code=self.version.code,
@@ -145,8 +147,8 @@ class Shadowing:
             first=self.comparison.first,
             keys=keys,
             keys_alike=alike,
-            letters=self.letters.counts(),
-            letter_lines=self.letters.lines(),
+            letters=letters,
+            letter_lines=letter_lines,
             lines=self.lines,
         )
 
@@ -187,8 +189,7 @@ class Shadowing:
 
         Raises ShadowLost, OperationLost, Busy, StoreError; after StoreUnavailable it may be called again.
         """
-        found = self.store.read()
-        if found is not None and found.promoted_at_ms:
+        if self.is_promoted():
             return True  # only the answer was lost
         old = self.record.plan
         version = msgspec.structs.replace(self.version, how="promoted")
@@ -196,6 +197,11 @@ class Shadowing:
         groups = group_keys(old, self.plan)
         what = Promoting(self.claim, self.record.table, old, self.plan, version, wanted, groups, held)
         return self.store.promote(self.shadow, what) == "promoted"
+
+    def is_promoted(self) -> bool:
+        """Raises StoreError."""
+        found = self.store.read()
+        return found is not None and found.promoted_at_ms > 0
 
     def _pour(self) -> int:
         given = 0
@@ -227,20 +233,33 @@ class Candidate:
     allow_dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What goes on beside the command of a shadow. between: called now and then while the shadow is being made.
+
+    clock: monotonic seconds. listener: hears the job's results meanwhile.
+    """
+
+    between: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    listener: type[Listener] = Listener
+
+
 def make_shadow(
-    scripts: Scripts, claim: Claim, candidate: Candidate, folder: Path, keep: Callable[[], None] = lambda: None
+    scripts: Scripts, claim: Claim, candidate: Candidate, folder: Path, beside: Beside | None = None
 ) -> Shadowing:
     """The job's shadow is there, as the job was at one instant, and gets its input from there on. No worker is started.
 
-    `folder` holds the cut for a while. `keep` is called now and then. Raises ShadowLost, SavepointError, Busy,
-    OperationLost, StoreError: then `ShadowStore.take_away` is next.
+    `folder` holds the cut for a while. Raises ShadowLost, SavepointError, Busy, OperationLost, StoreError: then
+    `ShadowStore.take_away` is next.
     """
     from pipeline.savepoints.export import take_savepoint
     from pipeline.savepoints.places import LocalPlace
     from pipeline.savepoints.reading import Savepoint
     from pipeline.savepoints.restoring import restore_job
 
-    jobs = JobStore(scripts)
+    jobs, beside = JobStore(scripts), beside or Beside()
     job, before = claim.job, jobs.read(claim.job)
     graph, room_bytes = candidate.graph, candidate.room_bytes
     plan = plan_of(graph, before.plan)
@@ -249,11 +268,11 @@ def make_shadow(
     record = jobs.read(job)
     sinks = [sink.name for sink in plan.sinks]
     live = LiveResults(scripts.client, job, record.run, sinks)
-    listener = Listener(live, room_bytes)
+    listener = beside.listener(live, room_bytes)
     listener.start()
     try:
         place, name = LocalPlace(folder), f"{shadow}-{claim.token}"
-        take_savepoint(scripts, record, place, name, shadow=claim.token, between=keep)
+        take_savepoint(scripts, record, place, name, shadow=claim.token, clock=beside.clock, between=beside.between)
         savepoint = Savepoint(place, name)
         manifest = savepoint.manifest
         savepoint.manifest = msgspec.structs.replace(manifest, plan=held_plan(manifest.plan))

@@ -24,21 +24,13 @@ class NewLetters:
         last = deque(self._stores[1].read(), maxlen=1)
         self._after = last[0].id if last else "-"
 
-    def counts(self) -> tuple[int, int]:
-        """Those of the job, and of the shadow. Raises StoreError."""
-        ours, its = self._read()
-        return len(ours), len(its)
-
-    def lines(self) -> list[str]:
-        """Some that only the shadow has, for people. Raises StoreError."""
-        ours, its = self._read()
+    def read(self) -> tuple[tuple[int, int], list[str]]:
+        """How many the job has, and the shadow; and some that only the shadow has, for people. Raises StoreError."""
+        ours, its = (list(islice(store.read(self._after), MOST)) for store in self._stores)
         known = {_identity(letter) for letter in ours}
         fresh = (letter for letter in its if _identity(letter) not in known)
-        return [f"operator {each.operator}: {each.error}" for each in islice(fresh, _SHOWN)]
-
-    def _read(self) -> tuple[list[DeadLetter], list[DeadLetter]]:
-        ours, its = (list(islice(store.read(self._after), MOST)) for store in self._stores)
-        return ours, its
+        lines = [f"operator {each.operator}: {each.error}" for each in islice(fresh, _SHOWN)]
+        return (len(ours), len(its)), lines
 
 
 def _identity(letter: DeadLetter) -> tuple[int, str, bytes]:

@@ -49,8 +49,11 @@ class LiveResults:
         self._next = dict.fromkeys(sinks, 1)
 
     def read(self) -> list[Results]:
-        """What there is beyond what was read. Raises ShadowLost when it is not kept any more, StoreError."""
-        found = []
+        """What there is beyond what was read; after an error all of it again.
+
+        Raises ShadowLost when it is not kept any more, StoreError.
+        """
+        found, ends = [], dict(self._next)
         for sink, number in self._next.items():
             stream = echo_name(sink)
             stop = min(extent_of(self._client, self._job, stream).stop, number + PORTION)
@@ -63,7 +66,8 @@ class LiveResults:
                     " were compared. The job goes on",
                     hint="begin it again at a calmer hour",
                 ) from error
-            self._next[sink] = max(stop, number)
+            ends[sink] = max(stop, number)
+        self._next = ends
         return found
 
 
@@ -83,7 +87,7 @@ class ShadowResults:
 
     def read(self) -> list[Results]:
         """As that of `LiveResults`; the shadow may give up what was read before. Raises StoreError."""
-        found = []
+        found, ends = [], dict(self._next)
         for sink, number in self._next.items():
             stream, reader = echo_name(sink), self._readers[sink]
             if self._passed[sink] != number:
@@ -92,7 +96,8 @@ class ShadowResults:
             stop = min(extent_of(self._client, self._shadow, stream).stop, number + PORTION)
             for piece in read_range(self._client, self._shadow, stream, self._run, range(number, stop)):
                 found.append(Results(sink, piece.first, piece))
-            self._next[sink] = max(stop, number)
+            ends[sink] = max(stop, number)
+        self._next = ends
         return found
 
 
@@ -105,35 +110,39 @@ class Listener:
         self._seconds = seconds
         self._stop = threading.Event()
         self._heard: list[Results] = []
+        self._size = 0
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def hear(self) -> None:
+        """Keeps what there is beyond what was heard. What goes wrong is told by `end`."""
+        try:
+            found = self._live.read()
+        except StoreUnavailable:
+            return
+        except (StoreError, DecodingError) as error:
+            self._error = error
+            return
+        self._heard += found
+        self._size += sum(results.size for results in found)
+        if self._size > self._most_bytes:
+            self._error = too_much(self._most_bytes, "results of the job")
+
     def end(self) -> list[Results]:
         """What was heard. Raises ShadowLost, StoreError as `LiveResults.read` did, or when it was too much."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return self._heard
 
     def _run(self) -> None:
-        size = 0
-        while not self._stop.wait(self._seconds):
-            try:
-                found = self._live.read()
-            except StoreUnavailable:
-                continue
-            except (StoreError, DecodingError) as error:
-                self._error = error
-                return
-            self._heard += found
-            size += sum(results.size for results in found)
-            if size > self._most_bytes:
-                self._error = too_much(self._most_bytes, "results of the job")
-                return
+        while self._error is None and not self._stop.wait(self._seconds):
+            self.hear()
 
 
 def too_much(most_bytes: int, what: str) -> ShadowLost:

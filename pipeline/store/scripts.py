@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from os import getpid
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -58,6 +58,10 @@ class Scripts:
         """The run id of the server that the last call has reached; empty before the first one."""
         self._known: dict[str, tuple[str, str]] = {}
         self._kept = _KEPT.setdefault(client, [])
+
+    def anew(self) -> Self:
+        """For the same client, as one that has met no server yet."""
+        return type(self)(self.client)
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         """The script's answer. Raises the errors of `pipeline.store.connection.translated`; ForeignData, with the key

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from pipeline.losses import LOST
 from pipeline.positions import Position
-from pipeline.spark.streaming.query import Served
-from pipeline.spark.streaming.slices import Place, Slice
+from pipeline.spark.streaming.slices import Place, Served, Slice
 from pipeline.store.backlogs import read_backlogs
 from pipeline.store.losses import LossStore
 from pipeline.store.ownership import Assigned, Ownership

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -19,8 +20,7 @@ from pipeline.errors import ForeignData, StoreError
 from pipeline.graph import Graph
 from pipeline.plan import Plan
 from pipeline.spark.bulk.definition import Definition
-from pipeline.spark.streaming.query import Served
-from pipeline.spark.streaming.slices import Place, Slice
+from pipeline.spark.streaming.slices import Place, Served, Slice
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Assigned, Ownership
@@ -82,9 +82,20 @@ class TaskOwnership(Ownership):
 class Desk:
     """What one process keeps from task to task: the worker, with the state that its partitions have cached."""
 
-    def __init__(self, ownership: TaskOwnership, plan: Plan, graph: Graph) -> None:
+    def __init__(
+        self,
+        ownership: TaskOwnership,
+        plan: Plan,
+        graph: Graph,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        on_unhandled: Callable[[], None] = lambda: os._exit(UNHANDLED),
+    ) -> None:
+        """on_unhandled: ends the process for what nobody handles, as a worker does: Spark would try it for ever."""
         self._ownership = ownership
-        self._worker = Worker(ownership, plan, graph)
+        self._clock = clock
+        self._on_unhandled = on_unhandled
+        self._worker = Worker(ownership, plan, graph, clock, rng)
         self._is_closed = threading.Event()
 
     def watch(self) -> None:
@@ -120,7 +131,7 @@ class Desk:
             if not is_handled:
                 logger.critical("this process ends: partition=%s", part.name, exc_info=True)
                 logging.shutdown()
-                os._exit(UNHANDLED)  # as a worker does: Spark would try the record again for ever
+                self._on_unhandled()
         return self._served(part, end.value if end is not None else GONE)
 
     def _take(self, row: Assigned) -> bool:
@@ -147,7 +158,7 @@ class Desk:
         return True
 
     def _work(self, part: Slice, seconds: float) -> SliceEnd | None:
-        deadline, is_again = time.monotonic() + seconds, False
+        deadline, is_again = self._clock() + seconds, False
         while True:
             owner = self._worker.owner(part.place)
             if owner is None:
@@ -157,7 +168,7 @@ class Desk:
             if end is SliceEnd.STALE and not is_again:
                 is_again = True  # overtaken: it goes on from where the partition stands by now
                 continue
-            is_over = time.monotonic() >= deadline or part.reach.is_at(owner.position)
+            is_over = self._clock() >= deadline or part.reach.is_at(owner.position)
             if end is not SliceEnd.YIELDED or is_over:
                 return end
 

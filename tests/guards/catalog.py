@@ -1,4 +1,4 @@
-"""The guards of the protocol: what each forbids, and how it is taken out of its script."""
+"""The guards of the protocol: what each forbids, and how it is taken out of its script, or module."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`line` of a script becomes `instead`; then at least one test of `tests` must fail."""
+    """`line` of a script, or of the module of that path, becomes `instead`; then one test of `tests` must fail."""
 
     name: str
     script: str
     line: str
     instead: str
     tests: str = "tests/store"
+
+    @property
+    def path(self) -> str:
+        return self.script if self.script.endswith(".py") else f"pipeline/store/scripts/{self.script}.lua"
 
 
 _RESTARTED: Final = "tests/runtime/test_restarted_redis.py"
@@ -27,6 +31,10 @@ _SUSPENDS: Final = "tests/store/test_cuts.py -k in_flight"
 _SHADOWS: Final = "tests/runtime/test_shadowing.py"
 _PROMOTES: Final = "tests/runtime/test_shadowing.py -k before_both"
 _SWAPS: Final = "tests/runtime/test_recomputing.py"
+_WISHES: Final = "tests/runtime/test_verified_operations.py -k wanted_of_a_shadow"
+_LEFT: Final = "tests/runtime/test_verified_operations.py -k left_held_back"
+_BURSTS: Final = "tests/runtime/test_verified_operations.py -k up_to_the_cut"
+_PLANS: Final = "pipeline/spark/streaming/slices.py"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
 
 _ADDED: Final = "tests/fuzz/test_fuzz_jobs.py -k another_program_put"
@@ -89,5 +97,8 @@ GUARDS: Final = (
     Guard("what an owner remembers", "swap", "for _, each in ipairs(owners) do", "for _ in ipairs({}) do", _SWAPS),
     Guard("input that a command holds back", "goon", "if ARGV[2] ~= 'own' and is_held", "if false and is_held"),
     Guard("input that others hold back", "holdback", "if fresh[i] and not is_left", "if not is_left", _SWAPS),
+    Guard("what is wanted of a shadow", "report", "KEYS[1], 'report')", "KEYS[1], 'report', 'want')", _WISHES),
+    Guard("what one that is gone has held back", "holdback", "lines[#lines + 1] = line\n", "\n", _LEFT),
+    Guard("cut of a burst", _PLANS, "if cut is None else min(", "if True else min(", _BURSTS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip

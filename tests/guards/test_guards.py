@@ -1,4 +1,4 @@
-"""Guards have teeth: in a copy of the project each guard is taken out of its script by itself; a test must fail."""
+"""Guards have teeth: in a copy of the project each guard is taken out by itself; then a test must fail."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
 def test_without_the_guard_a_test_fails(copy: Path, guard: Guard) -> None:
-    script = copy / "pipeline" / "store" / "scripts" / f"{guard.script}.lua"
+    script = copy / guard.path
     whole = script.read_text()
-    assert whole.count(guard.line) == 1, f"{guard.script}.lua has no such line, or several: {guard.line}"
+    assert whole.count(guard.line) == 1, f"{guard.path} has no such line, or several: {guard.line}"
     script.write_text(whole.replace(guard.line, guard.instead))
     try:
         done = run_tests(copy, guard.tests)

@@ -16,8 +16,9 @@ from pipeline import Pipeline, hold_key, read, write
 from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost, StoreUnavailable
 from pipeline.lifecycle import JobState
 from pipeline.operations import CLAIM_SECONDS, About, Phase
-from pipeline.plan import Plan, compile_plan
+from pipeline.plan import Plan, compile_plan, echo_name
 from pipeline.settings import Limits
+from pipeline.shadowing import reading
 from pipeline.shadowing.carrying import Candidate, make_shadow
 from pipeline.shadowing.course import Course, NotPromoted, Wish
 from pipeline.shadowing.holding import plan_of, shadow_differences
@@ -29,6 +30,7 @@ from pipeline.store.shadows import ShadowStore
 from pipeline.versions import Version
 from tests.runtime.harness import FlakyScripts, LocalJob
 from tests.runtime.shadows import CODE, Pair, begin, goes_on
+from verification.points import SCRIPTS
 
 
 def summing(step: int = 1, name: str = "total") -> Pipeline:
@@ -96,6 +98,34 @@ def test_the_same_version_gives_the_same_results_from_any_cut_on(job: LocalJob, 
     assert (report.lag, report.different, report.first) == (0, 0, [])
     assert pair.shadow.state() == job.state()
     assert pair.shadow.findings() == job.findings() == []
+
+
+def test_results_that_were_read_before_a_reply_was_lost_are_compared(
+    job: LocalJob, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = site(summing())
+    job.send(records("abca"))
+    job.run_until_idle()
+    pair.one._pour()
+    pair.shadow.run_until_idle()
+    read_right = reading.read_range
+    to_lose = {(each, echo_name(sink)) for each in ("j", pair.one.shadow) for sink in ("out", "seen")}
+
+    def read_range(client: Any, of: str, stream: str, *more: Any) -> Iterator[Any]:
+        if (of, stream) in to_lose:
+            to_lose.remove((of, stream))
+            raise StoreUnavailable("the reply was lost (by the test)")
+        yield from read_right(client, of, stream, *more)
+
+    monkeypatch.setattr(reading, "read_range", read_range)
+    for _ in range(4):
+        with pytest.raises(StoreUnavailable):
+            pair.one.step()
+    pair.work()
+
+    assert not to_lose
+    tallies = {name: (tally.equal, tally.compared, tally.waiting) for name, tally in pair.one.report().sinks.items()}
+    assert tallies == {"out": (4, 4, [0, 0]), "seen": (4, 4, [0, 0])}
 
 
 def test_what_the_shadow_gives_reaches_nobody(job: LocalJob, site: Any) -> None:
@@ -433,6 +463,21 @@ def test_the_course_of_a_shadow_ends_when_it_is_promoted_by_another_command(job:
 
     assert a_course(pair).run() == "promoted"
     assert job.jobs.state(pair.one.shadow) is JobState.CANCELLED
+
+
+def test_a_promotion_of_which_only_the_answer_was_lost_is_one(job: LocalJob, site: Any) -> None:
+    scripts = FlakyScripts(job.client)
+    pair = site(summing(), scripts=scripts)
+    job.send(records("abc"))
+    pair.work()
+    want(pair, verb="promote")
+    scripts.spared = SCRIPTS - {"promote"}
+    scripts.break_call("after")
+    now = iter(range(10_000))
+
+    assert Course(pair.one, "/new.py", clock=lambda: float(next(now)), sleep=lambda _: None).run() == "promoted"
+    assert "promote" in scripts.calls
+    assert job.jobs.read("j").code == CODE
 
 
 def test_differences_keep_it_from_being_promoted_unless_they_are_meant(job: LocalJob, site: Any) -> None:

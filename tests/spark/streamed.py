@@ -19,8 +19,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pipeline import tickets
-from pipeline.spark.streaming.query import Served
-from pipeline.spark.streaming.slices import NOTHING, Place, Slice, slices_in
+from pipeline.spark.streaming.slices import NOTHING, Place, Served, Slice, slices_in
 from pipeline.spark.streaming.source import InboxReader
 from pipeline.store import keys
 from pipeline.store.connection import connect

@@ -14,8 +14,8 @@ import pytest
 from pipeline import Pipeline, read, write
 from pipeline.settings import Limits
 from pipeline.spark.bulk.definition import define
-from pipeline.spark.streaming.query import InboxQuery, QuerySettings, Served, planned_in
-from pipeline.spark.streaming.slices import Slice, slices_in
+from pipeline.spark.streaming.query import InboxQuery, QuerySettings, planned_in
+from pipeline.spark.streaming.slices import Served, Slice, slices_in
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.ownership import Ownership

@@ -22,7 +22,7 @@ from pipeline.errors import EnvironmentFault
 from pipeline.positions import Position, Reach
 from pipeline.spark.bulk.faults import words_of
 from pipeline.spark.session import make_active
-from pipeline.spark.streaming.slices import Slice, slices_in
+from pipeline.spark.streaming.slices import Served, Slice, slices_in
 from pipeline.spark.streaming.source import FORMAT, Inboxes
 
 _GRACE_SECONDS: Final = 1.5
@@ -46,25 +46,6 @@ _SCHEMA: Final = pa.schema(
         ("reason", pa.string()),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a task has done with its slice. end: why it stopped, as a worker's slice does. position: where it stands.
-
-    run, server: of the job and of Redis, when it was last committed; nothing when that is not known.
-    wait_seconds: so long the partition is to be left alone, and the reason.
-    """
-
-    stage: int
-    partition: int
-    token: str
-    end: str
-    position: str
-    run: str = ""
-    server: str = ""
-    wait_seconds: float = 0.0
-    reason: str = ""
 
 
 Serve: TypeAlias = Callable[[Slice], Served]

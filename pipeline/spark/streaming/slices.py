@@ -47,6 +47,25 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What a task has done with its slice. end: why it stopped, as a worker's slice does. position: where it stands.
+
+    run, server: of the job and of Redis, when it was last committed; nothing when that is not known.
+    wait_seconds: so long the partition is to be left alone, and the reason.
+    """
+
+    stage: int
+    partition: int
+    token: str
+    end: str
+    position: str
+    run: str = ""
+    server: str = ""
+    wait_seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What is known when a batch is planned: the partitions owned, those to be given away, what is in hand and why."""
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.errors import EnvironmentFault, StoreError
-from pipeline.lifecycle import WORKING
+from pipeline.spark.streaming.planning import read_standing
 from pipeline.spark.streaming.slices import NOTHING, Slice, Standing, next_offset, planned, read_cuts, slices_in
-from pipeline.store.backlogs import hands_of, read_backlogs
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.ownership import Ownership
@@ -130,15 +129,7 @@ class InboxReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _standing(self) -> Standing:
         """Raises StoreError."""
-        ownership = self._live()
-        rows, asked = ownership.table()
-        places = [(row.stage, row.partition) for row in rows]
-        state, backlogs = read_backlogs(ownership.scripts, self._job, places)
-        if state not in WORKING:
-            return Standing([], {}, {}, {})
-        hands = hands_of(ownership.scripts, self._job, self._worker)
-        names, _ = ownership.still_stages()
-        return Standing(rows, asked, hands, backlogs, [self._stage(name) for name in names])
+        return read_standing(self._live(), self._stage)
 
     def _stage(self, name: str) -> int:
         if name not in self._stages:
