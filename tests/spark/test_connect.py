@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import ProducerError, UnknownJob
 from pipeline.spark import register
 from tests import jvm
 from tests.e2e.chaos import ROOT, Sequence, Site, read_rows, wait_until
-from tests.e2e.references import needs_spark
 from tests.runtime.harness import LocalJob
 from tests.spark.finals import check_finals, with_finals
 from tests.spark.frames import a_job, fault_of, in_order, loaded, numbers, save, streamed
@@ -36,9 +33,6 @@ SECONDS = 600.0
 def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Connect server with two cores, which goes at the end."""
     root = tmp_path_factory.mktemp("connect")
-    needs_spark(root)
-    if find_spec("grpc") is None and not os.environ.get("CI"):
-        pytest.skip("grpcio is not installed (pip install 'celeriac[connect]')")
     spec = find_spec("pyspark")
     assert spec is not None
     home = Path(str(spec.origin)).parent

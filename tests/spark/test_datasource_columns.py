@@ -10,30 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import IntegerType, StructField, StructType
 
-pa = pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
-
-from pyspark.sql.types import IntegerType, StructField, StructType  # noqa: E402
-
-from pipeline.codec import encode_batch, encode_value  # noqa: E402
-from pipeline.errors import DecodingError, InboxFull, ProducerError, ReadingError, StaleSender  # noqa: E402
-from pipeline.reading.keytext import parse_key  # noqa: E402
-from pipeline.records import Batch  # noqa: E402
-from pipeline.settings import Limits  # noqa: E402
-from pipeline.spark.datasource.columns import ResultColumns  # noqa: E402
-from pipeline.spark.datasource.numbered import NumberedRows  # noqa: E402
-from pipeline.spark.datasource.options import OPTIONS, Use, parse, table_of_options  # noqa: E402
-from pipeline.spark.datasource.records import CHUNK_RECORDS, Records, check_order, chunks_of, layout_of, records_of  # noqa: E402
-from pipeline.spark.datasource.staged import StagedBatch, write_part  # noqa: E402
-from pipeline.spark.datasource.writing import plan_write  # noqa: E402
-from pipeline.store.ranges import Piece  # noqa: E402
-from tests.docs.pages import DOCS  # noqa: E402
-from tests.runtime.harness import LocalJob  # noqa: E402
-from tests.spark.frames import a_job, outputs  # noqa: E402
+from pipeline.codec import encode_batch, encode_value
+from pipeline.errors import DecodingError, InboxFull, ProducerError, ReadingError, StaleSender
+from pipeline.reading.keytext import parse_key
+from pipeline.records import Batch
+from pipeline.settings import Limits
+from pipeline.spark.datasource.columns import ResultColumns
+from pipeline.spark.datasource.numbered import NumberedRows
+from pipeline.spark.datasource.options import OPTIONS, Use, parse, table_of_options
+from pipeline.spark.datasource.records import CHUNK_RECORDS, Records, check_order, chunks_of, layout_of, records_of
+from pipeline.spark.datasource.staged import StagedBatch, write_part
+from pipeline.spark.datasource.writing import plan_write
+from pipeline.store.ranges import Piece
+from tests.docs.pages import DOCS
+from tests.runtime.harness import LocalJob
+from tests.spark.frames import a_job, outputs
 
 TIME = pa.timestamp("us", "UTC")
 RESULTS = pa.schema(

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from tests.docs.pages import DOCS, blocks_of
 from tests.runtime.harness import LocalJob
 

@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("pyspark")
-
 from pipeline.codec import decode_value
 from pipeline.errors import ReadingError, StoreUnavailable, UnknownJob, UnsuitableServer
 from pipeline.spark import register

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 

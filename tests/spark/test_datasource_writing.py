@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from pipeline.codec import decode_batch
 from pipeline.errors import InboxFull, ProducerError
 from pipeline.settings import Limits

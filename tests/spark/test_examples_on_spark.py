@@ -25,7 +25,6 @@ from tests.e2e.references import (
     check_delays,
     delays_by_pandas,
     flights,
-    needs_spark,
     read_counts,
     write_texts,
 )
@@ -86,7 +85,6 @@ class InBulk:
 @pytest.fixture(scope="module")
 def in_bulk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InBulk]:
     root = tmp_path_factory.mktemp("examples")
-    needs_spark(root)
     site = Site(root)
     words = write_texts(root / "texts", a_chance(), files=4, lines=500)
     some = flights()[::3]  # two splits; the whole file is read live, in tests/e2e

@@ -24,7 +24,6 @@ from pipeline.spark.bulk.engine import BulkOptions, BulkRun, run_bulk
 from pipeline.spark.bulk.handover import positions
 from pipeline.store.senders import FeedAddress
 from tests.e2e.chaos import Site, read_rows, wait_until
-from tests.e2e.references import needs_spark
 from tests.runtime.harness import LocalJob
 
 pytestmark = pytest.mark.timeout(900)
@@ -255,7 +254,6 @@ rows.map(waiting, name="wait").sink(write.jsonl("out"), name="out")
 
 
 def test_a_job_whose_feeder_is_killed_needs_the_database_no_more(spark: Any, site: Site) -> None:
-    needs_spark(site.root)
     database = Database(spark, site.root / "shop")
     database.numbers(65_536)  # more than the inbox of one split holds
     database.close()

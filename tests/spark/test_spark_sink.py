@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
-pytest.importorskip("pyspark")
-pandas = pytest.importorskip("pandas")
-
-from pipeline.errors import SinkError  # noqa: E402
-from pipeline.plan import SinkPlan  # noqa: E402
-from pipeline.records import Batch  # noqa: E402
-from pipeline.sinks.publisher import publish  # noqa: E402
-from pipeline.sinks.staging import StagedFacts, StagingFile  # noqa: E402
-from pipeline.spark.sink import write_parquet_with_spark  # noqa: E402
+from pipeline.errors import SinkError
+from pipeline.plan import SinkPlan
+from pipeline.records import Batch
+from pipeline.sinks.publisher import publish
+from pipeline.sinks.staging import StagedFacts, StagingFile
+from pipeline.spark.sink import write_parquet_with_spark
 
 ROWS: list[dict[str, Any]] = [
     {"z": 1, "x": 1, "s": "ä", "b": True, "none": None, "list": [1, 2], "o": {"p": 1, "é `q`": "r"}},

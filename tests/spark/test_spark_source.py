@@ -16,6 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from pipeline.errors import InputError, StaleSender
@@ -93,7 +94,7 @@ class TableFeed:
 
 @pytest.fixture(scope="module", autouse=True)
 def _feed_travels_by_value() -> None:
-    pytest.importorskip("pyspark").cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    pyspark.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def read_twice(

@@ -23,16 +23,13 @@ from pipeline.plan import compile_plan
 from pipeline.records import Batch
 from pipeline.schemas import parse_schema
 from pipeline.settings import Limits
+from pipeline.spark.bulk.engine import BulkOptions, run_bulk
+from pipeline.spark.transforms import Transforms
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from tests.e2e.chaos import wait_until
 from tests.runtime.harness import HandClock, LocalJob
-
-pytest.importorskip("pyspark")
-
-from pipeline.spark.bulk.engine import BulkOptions, run_bulk
-from pipeline.spark.transforms import Transforms
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -308,7 +305,6 @@ def test_a_worker_without_java_fails_the_job_with_what_is_missing(redis_url: str
 
 
 def test_a_connect_server_that_is_away_is_waited_for() -> None:
-    pytest.importorskip("grpc")
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         check_away(nobody.getsockname()[1])

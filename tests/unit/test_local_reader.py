@@ -12,6 +12,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -252,7 +254,6 @@ def test_json_lines_give_values_and_faults(tmp_path: Path) -> None:
 
 
 def test_a_parquet_row_with_a_time_that_no_record_holds_is_a_fault_and_the_others_are_records(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     days = pa.array([0, 5_000_000, None, 5_000_001], pa.date32())
     instants = pa.array([10**16, 0, 0, 0], pa.timestamp("ms"))  # as microseconds it has no 64 bits
     pq.write_table(pa.table({"n": range(4), "day": days, "at": instants}), tmp_path / "a.parquet")
@@ -270,7 +271,6 @@ def test_a_parquet_row_with_a_time_that_no_record_holds_is_a_fault_and_the_other
 
 
 def test_parquet_rows_are_plain_values_and_row_groups_go_to_the_block_of_their_middle(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     moment = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
     table = pa.table(
         {

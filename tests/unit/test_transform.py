@@ -241,7 +241,6 @@ def test_a_machine_without_spark_is_told_before_anything_starts(monkeypatch: pyt
 
 
 def test_an_address_that_is_no_connect_server_is_told_before_anything_starts() -> None:
-    pytest.importorskip("pyspark")
     graph = made(a_source().transform(same, schema="a string", name="op"))
 
     with pytest.raises(PipelineError, match="'http://host' is no Connect server"):
