@@ -109,9 +109,9 @@ def unserved_stages(facts: JobFacts) -> dict[str, str]:
 
 
 def owned_by(facts: JobFacts, node: str) -> list[PartitionFacts]:
-    """The partitions, not done, of the node's workers."""
-    workers = {(worker.name, worker.incarnation) for worker in facts.workers if worker.node == node}
-    return [part for part in facts.partitions if not part.is_through and (part.owner, part.incarnation) in workers]
+    """The partitions, not done, of the node's workers: also those that a worker which died and is back had before."""
+    workers = {worker.name for worker in facts.workers if worker.node == node}
+    return [part for part in facts.partitions if not part.is_through and part.owner in workers]
 
 
 def is_live(facts: JobFacts, worker: WorkerFacts) -> bool:

@@ -136,6 +136,22 @@ def test_waiting_for_a_drain_tells_how_far_it_is(site: Led) -> None:
     site.finish(0)
 
 
+def test_what_a_worker_had_before_it_died_is_still_owned_when_it_is_back(site: Led, run: Callable[..., Any]) -> None:
+    site.join("w0", node="here")
+    site.join("w1", node="there")
+    site.turn()
+    left = [part.name for part in site.parts() if part.owner == "w1"]
+    site.moving.drain("there")
+    del site.job.workers["w1"]
+    site.join("w1", "2-b", node="there")
+
+    code, _, errors = run("node", "drain", "j", "there", "--wait", "0")
+
+    assert code == 1
+    assert left
+    assert f"it still owns {', '.join(left)}" in errors
+
+
 def test_moves_are_shown_with_their_pauses(site: Led, run: Callable[..., Any]) -> None:
     site.join("w0", node="here")
     site.turn()
