@@ -32,7 +32,7 @@ _SHADOWS: Final = "tests/runtime/test_shadowing.py"
 _PROMOTES: Final = "tests/runtime/test_shadowing.py -k before_both"
 _SWAPS: Final = "tests/runtime/test_recomputing.py"
 _WISHES: Final = "tests/runtime/test_verified_operations.py -k wanted_of_a_shadow"
-_LEFT: Final = "tests/runtime/test_verified_operations.py -k left_held_back"
+_SOURCES: Final = "tests/store/test_swaps.py"
 _BURSTS: Final = "tests/runtime/test_verified_operations.py -k up_to_the_cut"
 _PLANS: Final = "pipeline/spark/streaming/slices.py"
 _SCRIPTS: Final = "tests/runtime/test_verification.py -k scripts_that_fail"
@@ -98,7 +98,7 @@ GUARDS: Final = (
     Guard("input that a command holds back", "goon", "if ARGV[2] ~= 'own' and is_held", "if false and is_held"),
     Guard("input that others hold back", "holdback", "if fresh[i] and not is_left", "if not is_left", _SWAPS),
     Guard("what is wanted of a shadow", "report", "KEYS[1], 'report')", "KEYS[1], 'report', 'want')", _WISHES),
-    Guard("what one that is gone has held back", "holdback", "lines[#lines + 1] = line\n", "\n", _LEFT),
+    Guard("what one that is gone has held back", "holdback", "lines[#lines + 1] = line\n", "\n", _SOURCES),
     Guard("cut of a burst", _PLANS, "if cut is None else min(", "if True else min(", _BURSTS),
     Guard("a foreign type, before the first write", "create", "local key = foreign(wanted)", "local key", _SCRIPTS),
 )  # fmt: skip
