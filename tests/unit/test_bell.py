@@ -19,7 +19,6 @@ def test_a_hub_that_sleeps_is_woken_by_another_thread_and_hears_many_rings_once(
     hub, bell, heard = Hub(), Bell(), []
     bell.hang(hub, lambda: heard.append(threading.get_ident()))
     loop = hub.create_loop()
-    next(loop)
 
     fcntl.fcntl(bell._hand, fcntl.F_SETPIPE_SZ, 4_096)
     for _ in range(5_000):  # more than there is room for
