@@ -69,6 +69,7 @@ class Agent:
         self._to_retire: list[tuple[str, float]] = []
         self._to_replace: list[tuple[ChildSpec, float]] = []
         self._listen_at = 0.0
+        self._run_id = ""
         for spec in specs:
             self.add(spec)
 
@@ -78,6 +79,7 @@ class Agent:
         waiting = [child for child in self._all() if child.state is ChildState.WAITING]
         for child in waiting:
             self._spawn(child, now)
+        self._ask_again(now)
         return AgentCounts(started=len(waiting))
 
     def add(self, spec: ChildSpec) -> None:
@@ -131,6 +133,7 @@ class Agent:
         elif self._watch == StoreWatch() and now >= self._listen_at:
             self._listen_at = now + _LISTEN_SECONDS
             self._end_silent(now)
+            self._ask_again(now)
         return counts
 
     def stop(self, deadline_seconds: float) -> tuple[str, ...]:
@@ -283,6 +286,21 @@ class Agent:
             if is_silent(heard_seconds, lived_seconds):
                 logger.error("silent for %.0f s and killed child=%s pid=%d", heard_seconds, child.spec.name, child.pid)
                 child.kill()
+
+    def _ask_again(self, now: float) -> None:
+        """A server that was restarted may have lost what a source gave last, and that it has given all: nobody else
+        would give it again. One that has given all sees that, and ends.
+        """
+        try:
+            before, self._run_id = self._run_id, self._store.run_id()
+        except StoreError:
+            return  # at the next look
+        if before in ("", self._run_id):
+            return
+        for child in self._all():
+            if child.state is ChildState.DONE and not child.is_retired:
+                logger.info("asked again, the store was restarted role=%s child=%s", child.spec.role, child.spec.name)
+                child.state, child.due_at, child.deaths = ChildState.WAITING, now, 0
 
     def _retire_asked(self, now: float) -> None:
         with self._lock:

@@ -91,6 +91,9 @@ class AgentStore(Protocol):
     def heard_from(self, name: str) -> float | None:
         """Seconds since the worker's last heartbeat by the store's clock, or None if there is none."""
 
+    def run_id(self) -> str:
+        """Of the server that answers now: another one than before may have lost its last writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentCounts:

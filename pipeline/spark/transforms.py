@@ -113,7 +113,10 @@ class _FrameRunner:
         """Raises EncodingError and OperatorError for a record, PipelineError for a stream that it cannot serve."""
         refuse_times(self._node, batch)
         session, most = self._session(), self._node.batch
-        make_active(session)
+        try:
+            make_active(session)
+        except (Py4JError, OSError) as error:
+            raise self._lost(error) from error
         rows: list[Any] = []
         for start in range(0, len(batch), most):
             rows += self._rows(session, batch.values[start : start + most])
@@ -128,8 +131,11 @@ class _FrameRunner:
             if not is_of_user_code(error):
                 raise
             if not _works(session):
-                raise SessionLost(f"Spark has ended: operator={self._node.name}: {words_of_any(error)}") from error
+                raise self._lost(error) from error
             raise OperatorError(self._node.name, _told(error)) from error
+
+    def _lost(self, error: BaseException) -> SessionLost:
+        return SessionLost(f"Spark has ended: operator={self._node.name}: {words_of_any(error)}")
 
 
 def _told(error: BaseException) -> BaseException:

@@ -42,6 +42,10 @@ class AgentLink:
             return False
         return True
 
+    def run_id(self) -> str:
+        """Of the server that answers now. Raises StoreError."""
+        return self._jobs.run_id()
+
     def incarnations(self) -> dict[str, int]:
         """Worker -> the number of its newest incarnation. Raises StoreError, UnknownJob."""
         workers = self._jobs.facts(self._job).workers

@@ -51,7 +51,7 @@ def test_a_job_that_is_removed_while_it_runs_leaves_no_key(site: Site, redis_url
     chance, sequence = a_chance(), Sequence()
     site.write(sequence.text)
     run = site.start("flow.py", "--workers", "2", "--redis", redis_url)
-    run.wait_for_taken(moments(chance, sequence.taken, 1)[0])
+    run.wait_for_taken(moments(chance, sequence.taken, 1, (0.02, 0.4))[0])  # the command begins while it works
     job = run.link[1]
 
     removed = site.command("remove", job, "--force", "--redis", redis_url)

@@ -64,6 +64,12 @@ class FakeStore:
     heard: dict[str, float] = field(default_factory=dict)
     reported: list[tuple[str, str]] = field(default_factory=list)
     fault: StoreError | None = None
+    run: str = "one"
+
+    def run_id(self) -> str:
+        if self.fault is not None:
+            raise self.fault
+        return self.run
 
     def report_death(self, name: str, incarnation: str) -> None:
         if not (self.up and self.accepts_reports):
@@ -268,6 +274,23 @@ def test_a_source_that_ends_well_is_done_and_one_that_fails_is_started_again(ben
     assert bench.child("good").state is ChildState.DONE
     assert (bench.child("bad").state, bench.child("bad").exit_code) == (ChildState.WAITING, 3)
     assert bench.store.reported == []
+
+
+def test_a_source_that_was_done_is_asked_again_when_the_store_was_restarted(bench: Bench) -> None:
+    bench.add("source", "print('fed')", role="source", restart=False)
+    bench.agent.start()
+    bench.rounds_until(lambda: bench.child("source").state is ChildState.DONE)
+    bench.round(after_seconds=6)
+    assert bench.child("source").state is ChildState.DONE
+
+    bench.store.run = "two"
+    bench.round(after_seconds=6)
+    bench.rounds_until(lambda: bench.child("source").state is ChildState.DONE)
+
+    assert bench.log("source").read_text().count("fed") == 2
+    assert bench.child("source").deaths == 1
+    bench.round(after_seconds=6)
+    assert bench.child("source").state is ChildState.DONE
 
 
 def test_a_crash_loop_is_told_once_with_the_end_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -510,6 +533,7 @@ def test_a_killed_agent_leaves_no_orphan(tmp_path: Path) -> None:
 
         class Store:
             def is_up(self): return True
+            def run_id(self): return "one"
 
         code = {IGNORES_SIGTERM!r}
         specs = [

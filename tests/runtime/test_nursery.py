@@ -33,6 +33,7 @@ class Store:
     def report_death(self, name, incarnation): ...
     def is_up(self): return True
     def heard_from(self, name): return None
+    def run_id(self): return "one"
 
 
 def spec(name, module):
