@@ -79,7 +79,7 @@ class Agent:
         waiting = [child for child in self._all() if child.state is ChildState.WAITING]
         for child in waiting:
             self._spawn(child, now)
-        self._ask_again(now)
+        self._ask_again(now)  # which notes the run of the server that sources begin with
         return AgentCounts(started=len(waiting))
 
     def add(self, spec: ChildSpec) -> None:

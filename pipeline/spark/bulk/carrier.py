@@ -10,7 +10,7 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -355,7 +355,7 @@ class _Work:
         for at in range(0, len(groups.keys), _STEP_RECORDS):
             part = slice(at, at + _STEP_RECORDS)
             states = [held[part] for held in groups.states]
-            self._tell(self._stepper.end(last, groups.keys[part], lambda: results(states)))  # noqa: B023
+            self._tell(self._stepper.end(last, groups.keys[part], partial(results, states)))
         self._counts.taken += sum(groups.records)
         self._counts.seconds += perf_counter() - started
         yield from self.rows.full()
