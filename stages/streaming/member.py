@@ -57,7 +57,7 @@ class StreamMember:
         self._lock = threading.Lock()
         self._rows: dict[Place, Assigned] = {}
         self._hands: dict[Place, _Hand] = {}
-        self._running: frozenset[Place] = frozenset()
+        self._running: dict[Place, Slice] = {}
         self._rested: dict[Place, float] = {}
         self._worked: dict[Place, float] = {}
         self._began = 0.0
@@ -71,7 +71,7 @@ class StreamMember:
     def begin(self, slices: list[Slice]) -> None:
         now = self._clock()
         with self._lock:
-            self._running = frozenset(each.place for each in slices)
+            self._running = {each.place: each for each in slices}
             self._began = now
             for each in slices:
                 self._hands[each.place] = _Hand(str(each.reach.start), now, IN_BATCH)
@@ -85,9 +85,11 @@ class StreamMember:
                 self._hands.pop(place, None)
                 self._rested[place] = now
                 self._worked[place] = self._worked.get(place, 0.0) + share
-            self._running = frozenset()
+            self._running = {}
             for each in served:
-                self._note(each, now)
+                row = self._rows.get((each.stage, each.partition))
+                if row is not None and row.token == each.token:
+                    self._note(each, now)
         for each in served:
             if each.run and each.server:
                 self.seen.begin(each.run)
@@ -105,7 +107,7 @@ class StreamMember:
         self._hands[place] = _Hand(served.position, now, "backoff", now + pause, served.reason)
 
     def look(self) -> None:
-        """Follows the assignment table, and gives away what is asked for and in no batch. Raises StoreError."""
+        """Follows the assignment table; gives away what is asked for, unless a task works on it. Raises StoreError."""
         mine, asked = self.ownership.table()
         rows = {(row.stage, row.partition): row for row in mine}
         now = self._clock()
@@ -116,12 +118,23 @@ class StreamMember:
             for place in gone:
                 self._hands.pop(place, None)
             self._end_pauses(now)
-            free = [row for place, row in rows.items() if place not in self._running]
         for row in fresh:
             logger.info("owns %s token=%s", self._named(row), row.token)
-        for row in free:
-            if asked.get(f"{row.stage}.{row.partition}") == row.token:
-                self._give(row, now)
+        wanted = [row for row in mine if asked.get(f"{row.stage}.{row.partition}") == row.token]
+        for row in self._free(wanted):
+            self._give(row, now)
+
+    def _free(self, rows: list[Assigned]) -> list[Assigned]:
+        """Those that no task has in hand: a batch lasts until the slowest of its slices, and others end before."""
+        if not rows:
+            return []
+        self._note_commits(self.ownership)
+        with self._lock:
+            return [row for row in rows if self._is_free((row.stage, row.partition))]
+
+    def _is_free(self, place: Place) -> bool:
+        part, hand = self._running.get(place), self._hands.get(place)
+        return part is None or (hand is not None and part.reach.is_at(Position.parse(hand.position)))
 
     def _end_pauses(self, now: float) -> None:
         for place, hand in list(self._hands.items()):
@@ -131,7 +144,10 @@ class StreamMember:
     def _give(self, row: Assigned, now: float) -> None:
         """A batch that was planned just before is refused its commits there: nothing of it is lost or doubled."""
         place = (row.stage, row.partition)
-        rested_ms = int(1000 * (now - self._rested[place])) if place in self._rested else 0
+        with self._lock:
+            hand = self._hands.get(place) if place in self._running else None
+            since = hand.since if hand is not None else self._rested.get(place, now)
+        rested_ms = int(1000 * max(0.0, now - since))
         if self.ownership.give_away(row, ticket(self.ownership.job, *place, row.term + 1), rested_ms):
             logger.info("given away as asked: %s token=%s", self._named(row), row.token)
             with self._lock:
@@ -146,7 +162,13 @@ class StreamMember:
         return max(0.0, min([most, *untils]))
 
     def report(self, ownership: Ownership) -> dict[str, Any]:
-        """For a heartbeat on that connection; how far tasks are is seen by their commits. Raises StoreError."""
+        """For a heartbeat on that connection. Raises StoreError."""
+        now = self._note_commits(ownership)
+        with self._lock:
+            return {**self._told, **self._work(now), **self._in_hand(now)}
+
+    def _note_commits(self, ownership: Ownership) -> float:
+        """How far tasks are, which is seen by their commits; the time of that."""
         with self._lock:
             running = sorted(self._running)
         _, backlogs = read_backlogs(ownership.scripts, ownership.job, running)
@@ -156,7 +178,7 @@ class StreamMember:
                 hand, backlog = self._hands.get(place), backlogs.get(place)
                 if hand and backlog and hand.why == IN_BATCH and hand.position != str(backlog.position):
                     hand.position, hand.since = str(backlog.position), now
-            return {**self._told, **self._work(now), **self._in_hand(now)}
+        return now
 
     def _work(self, now: float) -> dict[str, Any]:
         began = (now - self._began) / max(1, len(self._running))

@@ -437,10 +437,10 @@ class Run:
                         os.link(path, self.logs / path.name)
 
 
-def create_job(site: Site, redis_url: str, job: str, limits: Limits) -> None:
+def create_job(site: Site, redis_url: str, job: str, limits: Limits, partitions: int = 2) -> None:
     """Registers a job with limits of its own; `celeriac run --job-id` goes on with it."""
     with chdir(site.root / "work"):
-        plan = compile_plan(load_graph("flow.py"), 2, limits)
+        plan = compile_plan(load_graph("flow.py"), partitions, limits)
     with connect(redis_url) as client:
         JobStore(Scripts(client)).create(job, plan)
 

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,40 @@ def test_what_is_asked_for_is_given_away_when_its_batch_has_ended(job: LocalJob,
         assert (0, 0) not in [each.place for each in spark.plan()]
         spark.look()
         assert (0, 0) not in spark.member.places
+        job.end_input()
+        for _ in range(5):
+            job.look()
+            job.run_until_idle()
+            spark.run_until_idle()
+        job.assert_done()
+        assert_sequence(job, KEYS, 10)
+
+
+def test_what_is_asked_for_is_given_away_when_its_slice_has_ended_while_others_of_the_batch_run(
+    job: LocalJob, tmp_path: Path
+) -> None:
+    with Streamed(job, tmp_path) as spark:
+        spark.take()
+        spark.run_until_idle()
+        job.worker("w0")
+        job.workers["w0"].ownership.heartbeat("{}")
+        job.send(numbered(KEYS, 10))
+        spark.run(spark.plan())
+        slices = spark.plan()
+        first, *others = slices
+        assert others, "each partition of the second stage has some"
+        spark.member.begin(slices)
+        assert MovingStore(job._scripts, job.job).want(job.token, first.place, first.token, "ask", aim())
+        spark.look()
+        assert first.place in spark.member.places
+        served = spark.desks[0].serve(first, 60.0)
+        spark.look()
+
+        assert first.place not in spark.member.places
+        assert {each.place for each in others} <= set(spark.member.places)
+        full = replace(served, end=SliceEnd.FULL.value)
+        spark.member.end([full, *(spark.desks[0].serve(part, 60.0) for part in others)])
+        assert first.name not in spark.member.report(spark.ownership)["hand"]
         job.end_input()
         for _ in range(5):
             job.look()
