@@ -403,13 +403,16 @@ def test_an_unnamed_producer_that_was_killed_is_forgotten_by_the_leader_and_a_li
 def test_a_reply_that_was_lost_is_asked_for_again_and_nothing_is_doubled(
     job: LocalJob, make: Callable[..., Producer]
 ) -> None:
-    """The client is cut off again and again, mostly in the middle of an append."""
+    """The client is cut off again and again, mostly in the middle of an append; ever later, so that a busy machine, on
+    which it takes long to connect, comes to the end as well."""
     producer = make(batch_records=3)
     is_over = threading.Event()
 
     def cut() -> None:
-        while not is_over.wait(0.003):
+        seconds = 0.003
+        while not is_over.wait(seconds):
             job.client.client_kill_filter(_type="normal", skipme=True)
+            seconds *= 1.02
 
     cutter = threading.Thread(target=cut)
     producer.send("k", 0)
