@@ -251,7 +251,7 @@ class Agent:
             return
         try:
             self._store.report_death(child.spec.name, child.incarnation)
-        except StoreUnavailable as error:
+        except StoreError as error:
             # The leader misses the heartbeat two seconds later.
             logger.warning("death not reported child=%s error=%s", child.spec.name, error)
 
