@@ -79,6 +79,6 @@ class ResultPublisher:
     def _renew(self, claim: str, over: threading.Event) -> None:
         while claim and not over.wait(RENEW_SECONDS):
             try:
-                claim = self.beside.claim(self.job, claim)
+                claim = self.beside.hold_claim(self.job, claim)
             except StoreError as error:
                 _log.warning("job=%s: who publishes cannot be said: %s", self.job, error)

@@ -102,11 +102,18 @@ class JobStore:
             raise JobStateError(f"job {job!r} exists already; it is {_words(answer[1])}")
 
     def claim(self, job: str, before: str) -> str:
-        """Takes the job for a run that is about to start workers, or says so again; the claim by which it holds it.
+        """Takes the job for a run that is about to start workers, or for who publishes; the claim by which it holds it.
 
-        Nothing when the job's claim is not `before` any more: another run has taken it. Raises UnknownJob.
+        Nothing when the job's claim is not `before` any more: another one has taken it. Raises UnknownJob.
         """
-        answer = self._scripts.run("claim", [keys.job(job)], [before, secrets.token_hex(8)])
+        return self._claim(job, before, secrets.token_hex(8))
+
+    def hold_claim(self, job: str, claim: str) -> str:
+        """Says so again. It may be called again with the same claim when no answer has come. Raises as `claim`."""
+        return self._claim(job, claim, claim.partition(" ")[2])
+
+    def _claim(self, job: str, before: str, nonce: str) -> str:
+        answer = self._scripts.run("claim", [keys.job(job)], [before, nonce])
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
         return answer[1].decode() if answer[0] == 1 else ""
