@@ -17,7 +17,16 @@ from pipeline.cli.main import run_command
 from pipeline.cli.openings import go_on
 from pipeline.cli.reports import undrained
 from pipeline.cli.suspending import suspend_job
-from pipeline.errors import InboxClosed, InboxFull, JobStateError, NotQuiet, SavepointError, SourcePaused, UnknownJob
+from pipeline.errors import (
+    InboxClosed,
+    InboxFull,
+    JobStateError,
+    NotQuiet,
+    SavepointError,
+    SourcePaused,
+    StoreUnavailable,
+    UnknownJob,
+)
 from pipeline.facts import waiting_for
 from pipeline.lifecycle import JobState
 from pipeline.savepoints.export import take_savepoint
@@ -25,7 +34,7 @@ from pipeline.savepoints.places import LocalPlace
 from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
 from stages.partition import SliceEnd
-from tests.runtime.harness import LocalJob
+from tests.runtime.harness import FlakyScripts, LocalJob, Moment
 
 
 def counting() -> Pipeline:
@@ -111,6 +120,36 @@ def test_a_source_that_was_paused_before_stays_paused_when_suspending_fails(job:
         suspend(job, tmp_path, 0.0)
 
     assert set(job.jobs.read("j").paused) == {"in"}
+
+
+def test_a_source_that_is_paused_while_suspending_waits_stays_paused_when_that_fails(
+    job: LocalJob, tmp_path: Path
+) -> None:
+    job.send("a")
+    told: list[bool] = []
+
+    def pause(_: float) -> None:
+        told.append(job.jobs.pause(job.jobs.read("j"), "in", is_paused=True))
+
+    with pytest.raises(JobFailed):
+        suspend(job, tmp_path, 0.01, sleep=pause)
+
+    assert told[0]
+    assert set(job.jobs.read("j").paused) == {"in"}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_input_flows_when_the_answer_to_its_being_held_back_was_lost(
+    job: LocalJob, tmp_path: Path, moment: Moment
+) -> None:
+    scripts = FlakyScripts(job.client)
+    scripts.break_call(moment)
+
+    with pytest.raises(StoreUnavailable):
+        suspend_job(scripts, job.jobs.read("j"), LocalPlace(tmp_path), "s", 30.0)
+
+    assert job.jobs.read("j").paused == {}
+    job.send("a")
 
 
 def test_nothing_new_is_taken_while_the_command_waits(job: LocalJob, tmp_path: Path) -> None:
