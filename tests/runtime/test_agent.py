@@ -312,6 +312,40 @@ def test_a_death_that_the_store_cannot_note_is_told_in_the_log_and_the_worker_st
     assert "death not reported child=w1 error=a key of ours holds something else" in caplog.text
 
 
+def test_a_log_that_has_grown_begins_anew_and_its_child_goes_on_in_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.supervision.MOST_LOG_BYTES", 1_000)
+    loud = "import sys\nprint('x' * 2_000, flush=True)\nsys.stdin = open('go')\nprint(sys.stdin.read(), flush=True)"
+    os.mkfifo(bench.folder / "go")
+    bench.add("w1", f"import os; os.chdir({str(bench.folder)!r})\n{loud}", restart=False)
+    bench.agent.start()
+    bench.says("w1", "x" * 2_000 + "\n")
+
+    bench.round()
+    (bench.folder / "go").write_text("on it goes")
+    bench.says("w1", "on it goes")
+
+    assert bench.log("w1").read_text() == "on it goes\n"
+    assert bench.log("w1").with_name("w1.log.1").read_text() == "x" * 2_000 + "\n"
+    bench.round(after_seconds=6)
+    assert bench.log("w1").read_text() == "on it goes\n"
+
+
+def test_the_output_of_a_service_is_left_as_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.supervision.MOST_LOG_BYTES", 1_000)
+    own = bench.folder / "own.log"
+    own.write_text("y" * 2_000)
+    bench.log("w1").parent.mkdir()
+    bench.log("w1").symlink_to(own)
+    bench.add("w1", SLEEPS)
+    bench.agent.start()
+
+    bench.round(after_seconds=6)
+
+    assert own.read_text().startswith("y" * 2_000)
+
+
 def test_a_crash_loop_is_told_once_with_the_end_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.add("w1", "print('the reason'); raise SystemExit(1)")
     bench.agent.start()
