@@ -125,7 +125,11 @@ def _let_go(store: JobStore, record: JobRecord, sources: list[str], holder: str)
             store.pause(record, source, is_paused=False, holder=holder)
     except StoreError as error:
         job = record.job
-        click.echo(f"warning: job {job} is still held back: {error}; celeriac unpause {job}", err=True)
+        click.echo(
+            f"warning: job {job} is still held back: {error}; when Redis is there again: celeriac unpause {job}, or"
+            f" celeriac resume {job} when `celeriac status {job}` says that it is suspended",
+            err=True,
+        )
 
 
 @click.command()

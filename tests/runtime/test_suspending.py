@@ -212,6 +212,28 @@ def test_a_job_whose_savepoint_cannot_be_written_goes_on(job: LocalJob, tmp_path
     assert job.by_key() == {"a": [1, 2]}
 
 
+def test_who_stops_a_job_with_a_savepoint_that_cannot_be_written_is_told_that_it_is_stopped_and_can_save_it_then(
+    job: LocalJob, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.send("aab")
+    job.run_until_idle()
+    (tmp_path / "file").write_text("in the way")
+    create = ("savepoint", "create", "j", "--redis", redis_url, "--to")
+
+    assert run_command([*create, str(tmp_path / "file"), "--stop"]) == 2
+    told = capsys.readouterr().err
+
+    assert job.jobs.state("j") is JobState.CANCELLED
+    assert told.startswith("warning: job j is cancelled, without a savepoint. Redis keeps all of it: ")
+    assert run_command([*create, str(tmp_path / "file")]) == 2
+    assert "warning" not in capsys.readouterr().err
+    assert run_command([*create, str(tmp_path / "saved"), "--stop"]) == 2  # it is stopped
+    assert "warning" not in capsys.readouterr().err
+    assert run_command([*create, str(tmp_path / "saved")]) == 0
+    (name,) = LocalPlace(tmp_path / "saved").names()
+    assert Savepoint(LocalPlace(tmp_path / "saved"), name).manifest.keys == {"counts": 2}
+
+
 def test_a_suspended_job_may_be_saved_again_but_not_paused_or_drained(job: LocalJob, tmp_path: Path) -> None:
     suspend(job, tmp_path / "one")
 
