@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.25
 _LISTEN_SECONDS = 5.0
-"""Between two looks whether workers are heard of."""
+"""Between two looks whether workers are heard of, and how large logs are."""
 
 _REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless its machine is in trouble
 
@@ -69,6 +69,7 @@ class Agent:
         self._to_retire: list[tuple[str, float]] = []
         self._to_replace: list[tuple[ChildSpec, float]] = []
         self._listen_at = 0.0
+        self._logs_at = 0.0
         self._run_id = ""
         for spec in specs:
             self.add(spec)
@@ -126,6 +127,10 @@ class Agent:
         counts = AgentCounts()
         for child in self._all():
             counts += self._look_after(child, now)
+        if now >= self._logs_at:
+            self._logs_at = now + _LISTEN_SECONDS
+            for child in self._all():
+                child.bound_log()
         # Last, since the question may take a while when the store is down.
         self._watch = self._watch.after(self._store.is_up(), now)
         if self._watch.is_due(now):
@@ -251,7 +256,7 @@ class Agent:
             return
         try:
             self._store.report_death(child.spec.name, child.incarnation)
-        except StoreUnavailable as error:
+        except StoreError as error:
             # The leader misses the heartbeat two seconds later.
             logger.warning("death not reported child=%s error=%s", child.spec.name, error)
 

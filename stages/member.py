@@ -14,13 +14,16 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from pipeline.bursts import is_burst_pool
+from pipeline.cli.services import scratch_environment
 from pipeline.errors import (
     CeleriacError,
     DecodingError,
@@ -94,6 +97,8 @@ class MemberSettings:
     """The master of Spark where the one worker is a streaming query; empty for this host, None for Celery's workers."""
     bursts: str | None = None
     """The master of Spark for the bursts that the autoscaler decides; None to begin none."""
+    temporary: str = ""
+    """For the temporary files of its processes; nothing for the place that the system has for them."""
 
     @property
     def workers(self) -> list[str]:
@@ -300,6 +305,8 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
         "CELERIAC_POOL": settings.pool,
         "CELERIAC_SIZED": "",
     }
+    if settings.temporary:
+        variables |= scratch_environment(settings.temporary)
     version = wanted.encode() if wanted else ""
     program = (*PYTHON, "stages.main")
     if settings.spark is not None:
@@ -312,19 +319,36 @@ def _scripts(settings: MemberSettings) -> Scripts:
     return Scripts(connect(settings.redis_url, timeout_seconds=STORE_SECONDS))
 
 
-def main() -> int:
-    """Runs until SIGTERM or SIGINT; 3 when it cannot start."""
-    with forking() as starter:
-        return _main(starter)
-
-
-def _main(starter: Starter) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder for what processes leave that are killed, as Spark does; nothing where none can be made."""
     try:
-        run_member(MemberSettings.from_environment(os.environ), stop, starter)
+        folder = tempfile.TemporaryDirectory(prefix="celeriac-", ignore_cleanup_errors=True)
+    except OSError as error:
+        _log.warning("there is no place for temporary files: %s", error)
+        yield ""
+        return
+    with folder as name:
+        yield name
+
+
+def main() -> int:
+    """Runs until SIGTERM, SIGINT or SIGHUP, of which the last may be ignored (nohup); 3 when it cannot start."""
+    stop = threading.Event()
+    # First of all: the imports of `forking` take a while.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop.set())
+    with forking() as starter:
+        return _main(stop, starter)
+
+
+def _main(stop: threading.Event, starter: Starter) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = MemberSettings.from_environment(os.environ)
+        with _scratch() as temporary:
+            run_member(replace(settings, temporary=temporary), stop, starter)
     except CeleriacError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return _NOT_STARTED

@@ -46,19 +46,33 @@ class ResultPublisher:
         if not claim:
             return False
         try:
-            with self._held(claim):
-                published = publish_job(self.store, record)
+            try:
+                with self._held(claim):
+                    published = publish_job(self.store, record)
+            except (SinkError, EnvironmentFault) as error:
+                if self._is_left_to_another(claim):
+                    return False
+                hint = f" ({error.hint})" if error.hint else ""
+                self.store.transition(self.job, JobState.FAILED, f"its results cannot be published: {error}{hint}")
+                _log.error("job=%s failed: %s", self.job, error)
+                return True
+            if self._is_left_to_another(claim):
+                return False
             self.store.transition(self.job, JobState.FINISHED)
-        except (SinkError, EnvironmentFault) as error:
-            hint = f" ({error.hint})" if error.hint else ""
-            self.store.transition(self.job, JobState.FAILED, f"its results cannot be published: {error}{hint}")
-            _log.error("job=%s failed: %s", self.job, error)
-            return True
         except JobStateError as error:
             _log.warning("job=%s was ended by somebody else while it was published: %s", self.job, error)
             return False
         discard_job(record)
         _log.info("job=%s is published and finished: %s", self.job, ", ".join(str(each.path) for each in published))
+        return True
+
+    def _is_left_to_another(self, claim: str) -> bool:
+        """Whether this one was taken for gone, as one that stood still, or had no Redis, for too long. What the other
+        one clears away of it is no fault of a sink, and that one ends the job. Raises StoreError.
+        """
+        if self.store.hold_claim(self.job, claim):
+            return False
+        _log.warning("job=%s is published by another member: this one was not heard of for too long", self.job)
         return True
 
     @staticmethod
@@ -79,6 +93,6 @@ class ResultPublisher:
     def _renew(self, claim: str, over: threading.Event) -> None:
         while claim and not over.wait(RENEW_SECONDS):
             try:
-                claim = self.beside.claim(self.job, claim)
+                claim = self.beside.hold_claim(self.job, claim)
             except StoreError as error:
                 _log.warning("job=%s: who publishes cannot be said: %s", self.job, error)

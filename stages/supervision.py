@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,9 @@ FRESH_SECONDS = 2.0  # a heartbeat older than this is that of a worker that does
 REJOIN_SECONDS = 2.0  # what a worker gets to come back by itself after an outage of the store
 SILENT_SECONDS = 30.0  # far beyond any lease: code that never gives the interpreter back holds even the heartbeat
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL of a worker that lost the store
+
+MOST_LOG_BYTES = 64 << 20
+"""A log that is larger begins anew; what it held before stays beside it, in the place of what stood there."""
 
 _LOG_TAIL_BYTES = 8192
 
@@ -294,6 +298,20 @@ class Child:
             self.quick_deaths >= CRASH_LOOP_DEATHS,
             self.spec.version,
         )
+
+    def bound_log(self) -> None:
+        """Begins the log anew when it is larger than MOST_LOG_BYTES; lines that come just then may be lost.
+
+        Not that of a service, whose output is for those to keep who started it. Never raises.
+        """
+        log = self.spec.log
+        with suppress(OSError):
+            if log.is_symlink() or log.stat().st_size <= MOST_LOG_BYTES:
+                return
+            try:
+                shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            finally:  # also on a full disk
+                os.truncate(log, 0)  # whoever writes appends
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of its log file, for a person to read."""

@@ -189,7 +189,7 @@ class Follower:
         if now - self._claim_at < CLAIM_SECONDS or any(each.age_seconds < lease for each in facts.workers):
             return
         self._claim_at = now
-        self.claim = self.link.attempt(lambda: self.store.claim(self.job, self.claim)) or self.claim
+        self.claim = self.link.attempt(lambda: self.store.hold_claim(self.job, self.claim)) or self.claim
 
     def _look_at_memory(self, now: float, facts: JobFacts) -> None:
         """A Redis without room stops the job, or its input, without any error: everybody waits."""

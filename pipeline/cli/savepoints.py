@@ -15,8 +15,9 @@ import msgspec
 from pipeline.cli.checkpoints import take_again
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER, job_id
 from pipeline.cli.screen import Screen
-from pipeline.errors import EnvironmentFault, SavepointError
-from pipeline.lifecycle import JobState
+from pipeline.errors import EnvironmentFault, SavepointError, StoreError
+from pipeline.facts import JobRecord
+from pipeline.lifecycle import WORKING, JobState
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
@@ -74,13 +75,34 @@ def create_savepoint(
         take_again(take, lambda: JobStore(scripts).state(job), every_seconds)
 
 
+def _tell_stopped(store: JobStore, before: JobRecord) -> None:
+    """A job that was cancelled for a savepoint which was not written stays so: its processes have ended by then."""
+    job = before.job
+    try:
+        is_stopped = before.state in WORKING and store.state(job) not in WORKING
+    except StoreError as error:
+        click.echo(f"warning: whether job {job} is cancelled cannot be seen: {error}", err=True)
+        return
+    if is_stopped:
+        click.echo(
+            f"warning: job {job} is cancelled, without a savepoint. Redis keeps all of it: `celeriac savepoint create"
+            f" {job}` takes one of it as it stands, `celeriac run FILE --job-id {job}` goes on",
+            err=True,
+        )
+
+
 def _take(scripts: Scripts, job: str, place: Place, ends: JobState | None, keep: int | None, as_json: bool) -> None:
     from pipeline.savepoints.export import take_savepoint
     from pipeline.savepoints.manifest import new_name
 
     started = time.monotonic()
     record = JobStore(scripts).read(job)
-    manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), ends=ends)
+    try:
+        manifest = take_savepoint(scripts, record, place, new_name(job, time.localtime()), ends=ends)
+    except BaseException:  # a Ctrl-C, too: it says how the job stands, and goes on
+        if ends is not None:
+            _tell_stopped(JobStore(scripts), record)
+        raise
     seconds = time.monotonic() - started
     for name in _older(place, job, keep) if keep else ():
         place.delete(name)

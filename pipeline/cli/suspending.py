@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,23 +99,21 @@ def suspend_job(
 
 @contextmanager
 def _held_back(store: JobStore, record: JobRecord) -> Iterator[None]:
-    """In the body no source gives anything new; when it fails, those that were not paused before go on."""
-    of_a_backfill = record.held_back.split("\n")[1:]  # to pause them would take them from it
-    sources = [stage.name for stage in record.plan.stages if not stage.upstream and stage.name not in of_a_backfill]
-    held: list[str] = []
+    """In the body no source gives anything new; when it fails, those that nobody else has paused go on."""
+    holder = secrets.token_hex(8)
+    sources = [stage.name for stage in record.plan.stages if not stage.upstream]
     is_done = False
     try:
         for source in sources:
-            if store.pause(record, source, is_paused=True):
-                held.append(source)
+            store.pause(record, source, is_paused=True, holder=holder)
         yield
         is_done = True
     finally:
         if not is_done:
-            _let_go(store, record, held)
+            _let_go(store, record, sources, holder)
 
 
-def _let_go(store: JobStore, record: JobRecord, sources: list[str]) -> None:
+def _let_go(store: JobStore, record: JobRecord, sources: list[str], holder: str) -> None:
     """A job that is suspended already, of which the savepoint was not written, goes on as well."""
     try:
         state = store.state(record.job)
@@ -123,10 +122,14 @@ def _let_go(store: JobStore, record: JobRecord, sources: list[str]) -> None:
         elif state is not JobState.RUNNING:
             return  # it takes no input any more
         for source in sources:
-            store.pause(record, source, is_paused=False)
+            store.pause(record, source, is_paused=False, holder=holder)
     except StoreError as error:
         job = record.job
-        click.echo(f"warning: job {job} is still held back: {error}; celeriac unpause {job}", err=True)
+        click.echo(
+            f"warning: job {job} is still held back: {error}; when Redis is there again: celeriac unpause {job}, or"
+            f" celeriac resume {job} when `celeriac status {job}` says that it is suspended",
+            err=True,
+        )
 
 
 @click.command()

@@ -166,25 +166,22 @@ class Shadowing:
             pass
         return _heads(jobs.facts(self.job)) == _heads(jobs.facts(self.shadow))
 
-    def hold(self, record: JobRecord) -> frozenset[str]:
-        """Holds back all sources of the job that are not held back; which ones those are. Raises JobStateError."""
-        sources = [stage.name for stage in record.plan.stages if not stage.upstream]
-        held = [source for source in sources if source not in record.paused]
-        self.store.note_held(self.claim.token, held)
+    def hold(self, record: JobRecord) -> None:
+        """Holds back all sources of the job that are not paused; those flow when the shadow is promoted, or taken
+        away. One that is paused meanwhile stays so. Raises JobStateError, StoreError.
+        """
         jobs = JobStore(self.scripts)
-        for source in held:
-            jobs.pause(record, source, is_paused=True)
-        return frozenset(held)
+        for source in _sources(record):
+            jobs.pause(record, source, is_paused=True, holder=self.claim.token)
 
-    def let_go(self, record: JobRecord, held: frozenset[str]) -> None:
+    def let_go(self, record: JobRecord) -> None:
         """The job goes on as before. Raises StoreError."""
         jobs = JobStore(self.scripts)
-        for source in held:
+        for source in _sources(record):
             with suppress(JobStateError):
-                jobs.pause(record, source, is_paused=False)
-        self.store.note_held(self.claim.token, [])
+                jobs.pause(record, source, is_paused=False, holder=self.claim.token)
 
-    def try_to_promote(self, target: str, held: frozenset[str]) -> bool:
+    def try_to_promote(self, target: str) -> bool:
         """The shadow's state is the job's, and its version the only one that works at it; or nothing has changed.
 
         Raises ShadowLost, OperationLost, Busy, StoreError; after StoreUnavailable it may be called again.
@@ -195,7 +192,7 @@ class Shadowing:
         version = msgspec.structs.replace(self.version, how="promoted")
         wanted = Wanted(self.version.code, target)
         groups = group_keys(old, self.plan)
-        what = Promoting(self.claim, self.record.table, old, self.plan, version, wanted, groups, held)
+        what = Promoting(self.claim, self.record.table, old, self.plan, version, wanted, groups)
         return self.store.promote(self.shadow, what) == "promoted"
 
     def is_promoted(self) -> bool:
@@ -300,6 +297,10 @@ def make_shadow(
     )
     found.add(Side.LIVE, heard)
     return found
+
+
+def _sources(record: JobRecord) -> list[str]:
+    return [stage.name for stage in record.plan.stages if not stage.upstream]
 
 
 def _is_at_end(facts: JobFacts) -> bool:

@@ -97,21 +97,21 @@ class Course:
             one.step()
             self._tell()
         record, since = JobStore(one.scripts).read(one.job), self.clock()
-        held = one.hold(record)
         is_promoted = False
         try:
+            one.hold(record)
             while not is_promoted:
-                is_promoted = self._try(wish, held)
+                is_promoted = self._try(wish)
                 if not is_promoted and self.clock() >= until:
                     raise NotPromoted(f"not all was processed after {wish.wait_seconds:g} s: the job goes on as before")
                 if not is_promoted:
                     self.sleep(LOOK_SECONDS)
         finally:
             if not is_promoted:
-                one.let_go(record, held)
+                one.let_go(record)
         self.held_seconds = self.clock() - since
 
-    def _try(self, wish: Wish, held: frozenset[str]) -> bool:
+    def _try(self, wish: Wish) -> bool:
         one = self.shadowing
         try:
             if self._is_sent and one.is_promoted():
@@ -122,7 +122,7 @@ class Course:
             one.comparison.settle()
             self._refuse_differences(wish)
             self._is_sent = True
-            return one.try_to_promote(self.target, held)
+            return one.try_to_promote(self.target)
         except StoreUnavailable:
             return False
 

@@ -3,10 +3,9 @@ heard of, how many workers are wanted, and whether one that is to end still owns
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
-from pipeline.errors import StoreUnavailable, UnsuitableServer
+from pipeline.errors import StoreError, StoreUnavailable
 from pipeline.pools import POOL
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -33,13 +32,17 @@ class AgentLink:
         self._scripts.run("death", [keys.workers(self._job), keys.job(self._job)], [name, incarnation])
 
     def is_up(self) -> bool:
-        """Whether the server answers and takes writes: without them each worker of Celery ends at its start."""
+        """Whether the server answers and takes writes: without them each worker of Celery ends at its start.
+
+        What it refuses otherwise, or finds in the place of our key, is an answer, too.
+        """
         try:
-            self._jobs.ping()
-            with suppress(UnsuitableServer), translated():
+            with translated():
                 self._scripts.client.hdel(keys.job(self._job), _NO_FIELD)
         except StoreUnavailable:
             return False
+        except StoreError:
+            pass  # said by whoever needs what is refused
         return True
 
     def run_id(self) -> str:

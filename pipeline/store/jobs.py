@@ -102,11 +102,18 @@ class JobStore:
             raise JobStateError(f"job {job!r} exists already; it is {_words(answer[1])}")
 
     def claim(self, job: str, before: str) -> str:
-        """Takes the job for a run that is about to start workers, or says so again; the claim by which it holds it.
+        """Takes the job for a run that is about to start workers, or for who publishes; the claim by which it holds it.
 
-        Nothing when the job's claim is not `before` any more: another run has taken it. Raises UnknownJob.
+        Nothing when the job's claim is not `before` any more: another one has taken it. Raises UnknownJob.
         """
-        answer = self._scripts.run("claim", [keys.job(job)], [before, secrets.token_hex(8)])
+        return self._claim(job, before, secrets.token_hex(8))
+
+    def hold_claim(self, job: str, claim: str) -> str:
+        """Says so again. It may be called again with the same claim when no answer has come. Raises as `claim`."""
+        return self._claim(job, claim, claim.partition(" ")[2])
+
+    def _claim(self, job: str, before: str, nonce: str) -> str:
+        answer = self._scripts.run("claim", [keys.job(job)], [before, nonce])
         if answer[0] == -5:
             raise UnknownJob(f"there is no job {job!r}", hint="celeriac list shows the jobs")
         return answer[1].decode() if answer[0] == 1 else ""
@@ -152,16 +159,17 @@ class JobStore:
             case 0:
                 raise JobStateError(f"job {job!r} is {_words(answer[1])}; it cannot become {to.value}")
 
-    def pause(self, record: JobRecord, source: str, *, is_paused: bool) -> bool:
+    def pause(self, record: JobRecord, source: str, *, is_paused: bool, holder: str = "") -> bool:
         """Holds back new records of a source, or lets them in again; False when it was so before.
 
-        What a backfill holds back is paused anew by this, and stays so. Raises JobStateError when the job takes no
-        input any more, UnknownJob, StoreError.
+        A `holder`, by a token of its own, holds back only what is not paused, and lets only that go on: what is paused
+        anew meanwhile, without one, stays so. Both may be repeated. Raises JobStateError when the job takes no input
+        any more, UnknownJob, StoreError.
         """
         stage = record.plan.entry_stage(source)
         names = [keys.job(record.job)]
         names += [keys.meta(record.job, stage.index, number) for number in range(stage.partitions)]
-        answer = self._scripts.run("pause", names, [source, "1" if is_paused else ""])
+        answer = self._scripts.run("pause", names, [source, "1" if is_paused else "", holder])
         match answer[0]:
             case -5:
                 raise UnknownJob(f"there is no job {record.job!r}", hint=NO_JOB)
@@ -374,7 +382,11 @@ def _record(job: str, raw: dict[bytes, bytes]) -> JobRecord:
             losses=tuple(_lines(text, "lost")),
             accepted=tuple(_lines(text, "accepted")),
             history=tuple(_change(line) for line in _lines(text, "history")),
-            paused={k.removeprefix("paused:"): int(at) for k, at in sorted(text.items()) if k.startswith("paused:")},
+            paused={
+                k.removeprefix("paused:"): int(at.partition(" ")[0])
+                for k, at in sorted(text.items())
+                if k.startswith("paused:")
+            },
             scaling=msgspec.json.decode(text["scaling"], type=Scaling) if "scaling" in text else None,
             workers_wanted=int(text.get("workers_wanted", 0)),
             scaled_at_ms=int(text.get("scaled_at", 0)),

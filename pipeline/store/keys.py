@@ -40,7 +40,8 @@ def job(job: str) -> str:
     shadow: `token job` of the shadow beside it; `tee`: there while it gets the input. code: the only version that may
     work at it.
 
-    held_back: `token` of a backfill, then a line for each source that it holds back.
+    held_back: `token` of a backfill, then a line for each source that it holds back. `paused:source` -> since when, and
+    which command has held it back and lets it go on, if one has: `milliseconds holder`.
 
     `submitted`: its workers publish its results. `still:stage` -> since when the stage is paused.
     """
@@ -57,8 +58,8 @@ def operation(job: str) -> str:
 
 
 def shadow(job: str) -> str:
-    """Hash: token, job (id of the shadow), limit and bytes of what waits for it, given_up; held: sources that are held
-    back to promote it; report (JSON), answer, and `want`: what another command asks for; promoted: when.
+    """Hash: token, job (id of the shadow), limit and bytes of what waits for it, given_up; report (JSON), answer, and
+    `want`: what another command asks for; promoted: when.
 
     Written by its command, and by append.
     """

@@ -16,6 +16,9 @@ from pipeline.store.scripts import Scripts
 MOST_MOVES: Final = 200
 """So many of the last moves are kept."""
 
+MOST_DRAINED: Final = 1_000
+"""Nodes of clouds get new names: with more marks than this, those of nodes that were to stop go, the oldest first."""
+
 
 class MovingStore:
     """The leader's side of moves from owners that live, and what is shown of moves."""
@@ -67,7 +70,8 @@ class MovingStore:
         return self._mark(node, "")
 
     def _mark(self, node: str, mark: str) -> bool:
-        answer = self._scripts.run("drained", [keys.drained(self._job), keys.job(self._job)], [node, mark])
+        names = [keys.drained(self._job), keys.job(self._job)]
+        answer = self._scripts.run("drained", names, [node, mark, MOST_DRAINED])
         if answer[0] == -5:
             raise unknown_job(self._job)
         return bool(answer[0] == 1)

@@ -34,13 +34,12 @@ Promotion = Literal["promoted", "not yet"]
 class Shadow:
     """What Redis keeps of a shadow. job: its id. report: JSON. given_up: its input is not kept any more.
 
-    held: sources that are held back to promote it. promoted_at_ms: 0 while it was not.
+    promoted_at_ms: 0 while it was not.
     """
 
     token: str
     job: str
     given_up: str
-    held: tuple[str, ...]
     report: bytes
     answer: str
     promoted_at_ms: int
@@ -48,10 +47,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Promoting:
-    """What a promotion needs. old, new: plans of the job, before and afterwards. groups: as `group_keys` gives them.
-
-    held: the sources that are held back for it, and flow afterwards.
-    """
+    """What a promotion needs. old, new: plans of the job, before and afterwards. groups: as `group_keys` gives them."""
 
     claim: Claim
     table: int
@@ -60,7 +56,6 @@ class Promoting:
     version: Version
     wanted: Wanted
     groups: Sequence[tuple[str, str]]
-    held: frozenset[str]
 
 
 class ShadowStore:
@@ -99,10 +94,8 @@ class ShadowStore:
         with ours(keys.shadow(self._job)):
             report = raw.pop(b"report", b"")
             text = text_of(raw)
-            held = tuple(text.get("held", "").splitlines())
             at = integer(text, "promoted", 0)
-            said = (text.get("given_up", ""), held, report, text.get("answer", ""), at)
-            return Shadow(text["token"], text["job"], *said)
+            return Shadow(text["token"], text["job"], text.get("given_up", ""), report, text.get("answer", ""), at)
 
     def pour(self, token: str, shadow: str, plan: Plan, stage: int, partition: int) -> tuple[int, int]:
         """Gives the shadow the next entries of an entry inbox: (given, still waiting).
@@ -146,13 +139,9 @@ class ShadowStore:
                 raise JobStateError(f"job {self._job!r} has no shadow", hint=f"celeriac shadow {self._job} FILE")
         return bool(answer[0])
 
-    def note_held(self, token: str, sources: Sequence[str]) -> None:
-        """Whoever takes the shadow away lets these sources go on. Raises ShadowLost, StoreError."""
-        if self._scripts.run("hold", [keys.shadow(self._job)], [token, "\n".join(sources)])[0] != 1:
-            raise ShadowLost(f"the shadow of job {self._job!r} was taken away")
-
     def promote(self, shadow: str, what: Promoting) -> Promotion:
-        """Where both have processed the same and nothing is in flight, the shadow's state becomes the job's.
+        """Where both have processed the same and nothing is in flight, the shadow's state becomes the job's, and the
+        sources that its command holds back flow.
 
         Raises OperationLost, ShadowLost when one of both does not run, Busy, UnknownJob, StoreError.
         """
@@ -161,12 +150,12 @@ class ShadowStore:
         names += [keys.dead(job), keys.dead_edits(job), keys.dead(shadow), keys.dead_edits(shadow)]
         for at in places:
             names += [keys.meta(job, *at), keys.log(job, *at), keys.meta(shadow, *at), keys.log(shadow, *at)]
-        entry = [stage for stage in what.old.stages if not stage.upstream]
-        entries = {stage.index: "1" if stage.name in what.held else "0" for stage in entry}
+        sources = [stage for stage in what.old.stages if not stage.upstream]
+        entries = {stage.index: number for number, stage in enumerate(sources, 1)}
         args: list[Any] = [what.claim.token, what.table, what.new.encode(), what.wanted.encode()]
-        args += [msgspec.json.encode(what.version), MOST_VERSIONS, len(places), len(what.held)]
+        args += [msgspec.json.encode(what.version), MOST_VERSIONS, len(places), len(sources)]
         args += [entries.get(stage, "") for stage, _ in places]
-        args += [*sorted(what.held), *(part for pair in what.groups for part in pair)]
+        args += [*(stage.name for stage in sources), *(part for pair in what.groups for part in pair)]
         answer = self._scripts.run("promote", names, args)
         match answer[0]:
             case -1:
@@ -198,9 +187,10 @@ class ShadowStore:
         if answer[0] != 1:
             return False
         shadow, found = record.shadow.partition(" ")[2], self.read()
-        for source in found.held if found else ():
-            with suppress(JobStateError):  # it may take no input any more
-                store.pause(record, source, is_paused=False)
+        for stage in record.plan.stages:
+            if not stage.upstream:
+                with suppress(JobStateError):  # it may take no input any more
+                    store.pause(record, stage.name, is_paused=False, holder=token)
         self._delete(record.plan)
         if shadow in store.list_ids() or store.finish_removal(shadow):
             store.erase(shadow)

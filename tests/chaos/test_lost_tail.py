@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,83 @@ def test_a_flushed_redis_ends_the_run_and_the_producer_with_a_clear_message_and_
         assert "came back without its data" in status.stderr
         assert not [key for key in admin.keys("*") if b"{x}" in key and b"kombu" not in key]
     site.assert_clean("flow.py")
+
+
+GATED = '''"""Gives half of its records, and the others when a file says so. Counts them by key."""
+
+import time
+from pathlib import Path
+
+from pipeline import Pipeline, read, write
+
+KEYS, COUNT = 20, 200
+
+
+def numbered():
+    for number in range(1, COUNT + 1):
+        for key in range(KEYS):
+            yield [f"k{key}", number]
+        if number == COUNT // 2:
+            time.sleep(0.1)  # so that the next value has all that came before sent
+            yield ["gate", 1]
+            while not Path("gate").exists():
+                time.sleep(0.01)
+
+
+flow = Pipeline("gated")
+(
+    flow.source(read.iterable(numbered), name="numbers")
+    .key_by(lambda pair: pair[0], name="by_key")
+    .map(lambda pair: pair[1], name="number")
+    .stateful_map(lambda key, number, last: ((last or 0) + 1,) * 2, name="count")
+    .sink(write.jsonl("out"), name="result")
+)
+'''
+
+
+@contextmanager
+def frozen(run: Run) -> Iterator[None]:
+    """SIGSTOP for the command itself, and SIGCONT at the end."""
+    run.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        run.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("loses", ["the last records", "only that these were all"])
+def test_a_source_that_had_given_all_gives_again_what_redis_has_lost_of_it(
+    site: Site, fast_disk: Path, loses: str
+) -> None:
+    site.write(GATED)
+    with EmbeddedRedis.start(fast_disk, fsync="everysec") as server, redis.Redis.from_url(server.url) as client:
+        run = site.start("flow.py", "--workers", "2", "--redis", server.url, "--job-id", "x")
+
+        def given() -> int:
+            run.assert_running()
+            return sum(int(client.hget(f"celeriac:{{x}}:meta:0.{number}", "head") or 0) for number in range(4))
+
+        wait_until(lambda: given() == 2_001, "half of the records are given", 60.0)
+        wait_until(lambda: run.taken() == 4_002, "and processed")
+        assert site.command("pause", "x", "--stage", "numbers", "--redis", server.url).returncode == 0
+        with run.stopped("leader"), frozen(run):  # they have not looked yet at what is lost
+            mark = cutting.size(server)
+            (run.folder / "gate").touch()
+            complete = "complete:numbers"
+            wait_until(lambda: client.hget("celeriac:{x}:job", complete) is not None, "the source has given all")
+            wait_until(lambda: run.find("source") is None, "its feeder has ended")
+            cutting.kill(server)
+            data = cutting.aof(server).read_bytes()
+            cutting.cut(server, mark if loses == "the last records" else data.index(complete.encode()) - 60)
+            server.restart()
+            assert client.hget("celeriac:{x}:job", complete) is None
+            assert given() == (2_001 if loses == "the last records" else 4_001)
+        assert site.command("unpause", "x", "--stage", "numbers", "--redis", server.url).returncode == 0
+        run.finish()
+
+    rows = list(read_rows(run.folder / "out"))
+    assert "halted" not in run.said()
+    for key in range(20):
+        assert [row["value"] for row in rows if row["key"] == f"k{key}"] == list(range(1, 201))
+    assert len(rows) == 4_001
+    site.assert_clean("flow.py", "out", "gate")

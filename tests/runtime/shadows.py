@@ -77,10 +77,10 @@ class Pair:
     def promote(self) -> None:
         """At this place."""
         record = JobStore(self.job._scripts).read(self.job.job)
-        held = self.one.hold(record)
+        self.one.hold(record)
         self.work()
         assert self.one.is_quiet()
-        assert self.one.try_to_promote("/new.py", held)
+        assert self.one.try_to_promote("/new.py")
 
     def close(self, outcome: str = "dropped") -> None:
         self.shadow.client.close()

@@ -65,6 +65,7 @@ class FakeStore:
     reported: list[tuple[str, str]] = field(default_factory=list)
     fault: StoreError | None = None
     run: str = "one"
+    report_fault: StoreError | None = None
 
     def run_id(self) -> str:
         if self.fault is not None:
@@ -72,6 +73,8 @@ class FakeStore:
         return self.run
 
     def report_death(self, name: str, incarnation: str) -> None:
+        if self.report_fault is not None:
+            raise self.report_fault
         if not (self.up and self.accepts_reports):
             raise StoreUnavailable("no answer")
         self.reported.append((name, incarnation))
@@ -291,6 +294,56 @@ def test_a_source_that_was_done_is_asked_again_when_the_store_was_restarted(benc
     assert bench.child("source").deaths == 1
     bench.round(after_seconds=6)
     assert bench.child("source").state is ChildState.DONE
+
+
+def test_a_death_that_the_store_cannot_note_is_told_in_the_log_and_the_worker_starts_again(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.add("w1", SLEEPS)
+    bench.agent.start()
+    bench.says("w1", "up")
+    bench.store.report_fault = ForeignData("a key of ours holds something else: workers")
+
+    os.kill(bench.child("w1").pid, signal.SIGKILL)
+    bench.rounds_until(lambda: bench.child("w1").deaths == 1)
+    bench.round(after_seconds=1)
+
+    assert bench.child("w1").state is ChildState.RUNNING
+    assert "death not reported child=w1 error=a key of ours holds something else" in caplog.text
+
+
+def test_a_log_that_has_grown_begins_anew_and_its_child_goes_on_in_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.supervision.MOST_LOG_BYTES", 1_000)
+    loud = "import sys\nprint('x' * 2_000, flush=True)\nsys.stdin = open('go')\nprint(sys.stdin.read(), flush=True)"
+    os.mkfifo(bench.folder / "go")
+    bench.add("w1", f"import os; os.chdir({str(bench.folder)!r})\n{loud}", restart=False)
+    bench.agent.start()
+    bench.says("w1", "x" * 2_000 + "\n")
+
+    bench.round()
+    (bench.folder / "go").write_text("on it goes")
+    bench.says("w1", "on it goes")
+
+    assert bench.log("w1").read_text() == "on it goes\n"
+    assert bench.log("w1").with_name("w1.log.1").read_text() == "x" * 2_000 + "\n"
+    bench.round(after_seconds=6)
+    assert bench.log("w1").read_text() == "on it goes\n"
+
+
+def test_the_output_of_a_service_is_left_as_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.supervision.MOST_LOG_BYTES", 1_000)
+    own = bench.folder / "own.log"
+    own.write_text("y" * 2_000)
+    bench.log("w1").parent.mkdir()
+    bench.log("w1").symlink_to(own)
+    bench.add("w1", SLEEPS)
+    bench.agent.start()
+
+    bench.round(after_seconds=6)
+
+    assert own.read_text().startswith("y" * 2_000)
 
 
 def test_a_crash_loop_is_told_once_with_the_end_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -247,6 +247,31 @@ def test_who_publishes_is_waited_for_while_it_is_heard_and_then_another_goes_on(
     assert rows(tmp_path / "out") == [1, 2, 3]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_who_was_taken_for_gone_while_it_published_leaves_the_end_of_the_job_to_the_other(
+    ended: LocalJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
+) -> None:
+    right = publishing.publish_job
+
+    def stand_still(*arguments: Any) -> Any:
+        record = ended.jobs.read("j")
+        ended.client.hset(keys.job("j"), "claim", f"{int(time.time() * 1000) - 60_000} {record.claim.split()[1]}")
+        assert ended.jobs.claim("j", ended.jobs.read("j").claim)
+        if fails:
+            raise SinkError("the folder was cleared away")
+        return right(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "publish_job", stand_still)
+        assert not a_publisher(ended).run_once()
+
+    assert ended.jobs.state("j") is JobState.PUBLISHING
+    ended.client.hset(keys.job("j"), "claim", f"{int(time.time() * 1000) - 60_000} gone")
+    assert a_publisher(ended).run_once()
+    assert rows(tmp_path / "out") == [1, 2, 3]
+    assert ended.jobs.state("j") is JobState.FINISHED
+
+
 def test_a_sink_that_refuses_fails_the_job_with_its_reason(ended: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise SinkError("the disk is full", "make room")

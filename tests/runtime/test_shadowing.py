@@ -13,7 +13,7 @@ import pytest
 
 from leader.duties.shadows import Shadows
 from pipeline import Pipeline, hold_key, read, write
-from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost, StoreUnavailable
+from pipeline.errors import Busy, OperationLost, SavepointError, ShadowLost, SourcePaused, StoreUnavailable
 from pipeline.lifecycle import JobState
 from pipeline.operations import CLAIM_SECONDS, About, Phase
 from pipeline.plan import Plan, compile_plan, echo_name
@@ -276,13 +276,13 @@ def test_a_shadow_is_not_promoted_before_both_have_processed_the_same(job: Local
     job.send(records("ab"))
     before = everything(job)
 
-    assert not pair.one.try_to_promote("/new.py", frozenset())
+    assert not pair.one.try_to_promote("/new.py")
     job.run_until_idle()
-    assert not pair.one.try_to_promote("/new.py", frozenset())
+    assert not pair.one.try_to_promote("/new.py")
     pair.one.step()
-    assert not pair.one.try_to_promote("/new.py", frozenset())
+    assert not pair.one.try_to_promote("/new.py")
     pair.shadow.run_until_idle()
-    assert pair.one.try_to_promote("/new.py", frozenset())
+    assert pair.one.try_to_promote("/new.py")
     assert before != everything(job)
 
 
@@ -296,14 +296,14 @@ def test_input_that_only_one_of_both_has_keeps_it_from_being_promoted_before_bot
     tee = keys.tee("j", *place)
     kept = job.client.xrange(tee)
     job.client.delete(tee)
-    assert not pair.one.try_to_promote("/new.py", frozenset())
+    assert not pair.one.try_to_promote("/new.py")
     for id_, fields in kept:
         job.client.xadd(tee, fields, id_)
     pair.work()
     job.client.xadd(tee, {"h": "["})
-    assert not pair.one.try_to_promote("/new.py", frozenset())
+    assert not pair.one.try_to_promote("/new.py")
     job.client.delete(tee)
-    assert pair.one.try_to_promote("/new.py", frozenset())
+    assert pair.one.try_to_promote("/new.py")
 
 
 def test_promoting_again_after_a_lost_answer_changes_nothing(job: LocalJob, site: Any) -> None:
@@ -312,7 +312,7 @@ def test_promoting_again_after_a_lost_answer_changes_nothing(job: LocalJob, site
     pair.promote()
     before = everything(job)
 
-    assert pair.one.try_to_promote("/new.py", frozenset())
+    assert pair.one.try_to_promote("/new.py")
     assert everything(job) == before
 
 
@@ -440,6 +440,29 @@ def test_what_was_promoted_stays_so_when_its_command_is_killed_right_then(job: L
     assert new.by_key() == {"a": [1, 20], "b": [1]}
 
 
+@pytest.mark.parametrize("end", ["promoted", "let go", "taken away"])
+def test_a_source_that_is_paused_while_a_promotion_holds_it_back_stays_paused(
+    job: LocalJob, site: Any, end: str
+) -> None:
+    pair = site(summing(step=10))
+    record = job.jobs.read("j")
+    pair.one.hold(record)
+
+    assert job.jobs.pause(record, "in", is_paused=True)
+    pair.work()
+    match end:
+        case "promoted":
+            assert pair.one.try_to_promote("/new.py")
+        case "let go":
+            pair.one.let_go(record)
+        case _:
+            pair.close()
+
+    assert set(job.jobs.read("j").paused) == {"in"}
+    with pytest.raises(SourcePaused):
+        job.send(records("a"))
+
+
 def a_course(pair: Pair) -> Course:
     now = iter(range(10_000))
     return Course(pair.one, "/new.py", clock=lambda: float(next(now)), sleep=lambda _: pair.work())
@@ -521,8 +544,6 @@ def test_what_is_no_token_of_the_shadow_changes_nothing(job: LocalJob, site: Any
         pair.store.pour("other", pair.one.shadow, pair.one.plan, 0, 0)
     with pytest.raises(ShadowLost):
         pair.store.report("other", b"{}")
-    with pytest.raises(ShadowLost):
-        pair.store.note_held("other", ["in"])
     assert everything(job) == before
 
 

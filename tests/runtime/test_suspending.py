@@ -17,7 +17,16 @@ from pipeline.cli.main import run_command
 from pipeline.cli.openings import go_on
 from pipeline.cli.reports import undrained
 from pipeline.cli.suspending import suspend_job
-from pipeline.errors import InboxClosed, InboxFull, JobStateError, NotQuiet, SavepointError, SourcePaused, UnknownJob
+from pipeline.errors import (
+    InboxClosed,
+    InboxFull,
+    JobStateError,
+    NotQuiet,
+    SavepointError,
+    SourcePaused,
+    StoreUnavailable,
+    UnknownJob,
+)
 from pipeline.facts import waiting_for
 from pipeline.lifecycle import JobState
 from pipeline.savepoints.export import take_savepoint
@@ -25,7 +34,7 @@ from pipeline.savepoints.places import LocalPlace
 from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
 from stages.partition import SliceEnd
-from tests.runtime.harness import LocalJob
+from tests.runtime.harness import FlakyScripts, LocalJob, Moment
 
 
 def counting() -> Pipeline:
@@ -113,6 +122,36 @@ def test_a_source_that_was_paused_before_stays_paused_when_suspending_fails(job:
     assert set(job.jobs.read("j").paused) == {"in"}
 
 
+def test_a_source_that_is_paused_while_suspending_waits_stays_paused_when_that_fails(
+    job: LocalJob, tmp_path: Path
+) -> None:
+    job.send("a")
+    told: list[bool] = []
+
+    def pause(_: float) -> None:
+        told.append(job.jobs.pause(job.jobs.read("j"), "in", is_paused=True))
+
+    with pytest.raises(JobFailed):
+        suspend(job, tmp_path, 0.01, sleep=pause)
+
+    assert told[0]
+    assert set(job.jobs.read("j").paused) == {"in"}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_input_flows_when_the_answer_to_its_being_held_back_was_lost(
+    job: LocalJob, tmp_path: Path, moment: Moment
+) -> None:
+    scripts = FlakyScripts(job.client)
+    scripts.break_call(moment)
+
+    with pytest.raises(StoreUnavailable):
+        suspend_job(scripts, job.jobs.read("j"), LocalPlace(tmp_path), "s", 30.0)
+
+    assert job.jobs.read("j").paused == {}
+    job.send("a")
+
+
 def test_nothing_new_is_taken_while_the_command_waits(job: LocalJob, tmp_path: Path) -> None:
     job.send("a")
     refused: list[Exception] = []
@@ -171,6 +210,28 @@ def test_a_job_whose_savepoint_cannot_be_written_goes_on(job: LocalJob, tmp_path
     job.send("a")
     job.run_until_idle()
     assert job.by_key() == {"a": [1, 2]}
+
+
+def test_who_stops_a_job_with_a_savepoint_that_cannot_be_written_is_told_that_it_is_stopped_and_can_save_it_then(
+    job: LocalJob, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.send("aab")
+    job.run_until_idle()
+    (tmp_path / "file").write_text("in the way")
+    create = ("savepoint", "create", "j", "--redis", redis_url, "--to")
+
+    assert run_command([*create, str(tmp_path / "file"), "--stop"]) == 2
+    told = capsys.readouterr().err
+
+    assert job.jobs.state("j") is JobState.CANCELLED
+    assert told.startswith("warning: job j is cancelled, without a savepoint. Redis keeps all of it: ")
+    assert run_command([*create, str(tmp_path / "file")]) == 2
+    assert "warning" not in capsys.readouterr().err
+    assert run_command([*create, str(tmp_path / "saved"), "--stop"]) == 2  # it is stopped
+    assert "warning" not in capsys.readouterr().err
+    assert run_command([*create, str(tmp_path / "saved")]) == 0
+    (name,) = LocalPlace(tmp_path / "saved").names()
+    assert Savepoint(LocalPlace(tmp_path / "saved"), name).manifest.keys == {"counts": 2}
 
 
 def test_a_suspended_job_may_be_saved_again_but_not_paused_or_drained(job: LocalJob, tmp_path: Path) -> None:

@@ -435,6 +435,19 @@ def test_a_change_of_state_is_never_from_before_the_last_one(bench: Bench) -> No
     assert bench.jobs.read("j").changed_at_ms >= later
 
 
+def test_a_claim_is_held_also_when_the_answer_to_that_was_lost_and_no_more_when_another_has_it(bench: Bench) -> None:
+    claim = bench.jobs.claim("j", "")
+    unheard = bench.jobs.hold_claim("j", claim)
+
+    held = bench.jobs.hold_claim("j", claim)
+
+    assert held.partition(" ")[2] == unheard.partition(" ")[2] == claim.partition(" ")[2]
+    assert bench.jobs.claim("j", claim + "0") == ""
+    other = bench.jobs.claim("j", held)
+    assert other
+    assert bench.jobs.hold_claim("j", held) == ""
+
+
 @pytest.mark.parametrize(
     ("rules", "missing"),
     [

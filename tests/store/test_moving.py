@@ -316,6 +316,24 @@ def test_a_node_is_drained_until_it_is_undrained(bench: Bench, moving: MovingSto
     assert bench.jobs.facts("j").drained == {"there"}
 
 
+def test_marks_of_nodes_that_were_to_stop_are_bounded_and_others_stay(
+    bench: Bench, moving: MovingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.store.moving.MOST_DRAINED", 3)
+    bench.client.hset(keys.drained("j"), mapping={"old": "900 stop", "kept": "1 stay", "older": "80 stop"})
+
+    moving.drain("older", stops=True)
+    assert bench.jobs.facts("j").drained == {"old", "kept", "older"}
+    moving.drain("new", stops=True)
+    assert bench.jobs.facts("j").drained == {"kept", "older", "new"}
+    moving.drain("newer")
+
+    assert bench.jobs.facts("j").drained == {"kept", "new", "newer"}
+    bench.client.hset(keys.drained("j"), mapping=dict.fromkeys(("a", "b", "new"), "5 stay"))
+    moving.drain("newest", stops=True)
+    assert len(bench.jobs.facts("j").drained) == 6
+
+
 def test_nodes_of_a_job_that_is_not_there_are_not_drained(bench: Bench) -> None:
     nowhere = MovingStore(bench.scripts, "nope")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from bench import ENTRY, Bench, a_batch
@@ -10,8 +11,13 @@ from bench import ENTRY, Bench, a_batch
 from pipeline.errors import ForeignData, InboxClosed, JobStateError, SourcePaused, StaleTerm, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.operations import About, Phase
+from pipeline.scaling.decision import Decision
+from pipeline.scaling.load import Load
+from pipeline.scaling.policies import Kind
+from pipeline.scaling.settings import Scaling
 from pipeline.store import keys
 from pipeline.store.claims import ClaimStore
+from pipeline.store.scaling import ScalingStore
 
 
 def pause(bench: Bench, *, is_paused: bool = True) -> bool:
@@ -147,3 +153,54 @@ def test_a_key_of_another_type_stops_a_pause_before_its_first_write(make: Callab
 
     assert bench.client.hget(keys.meta("j", 0, 0), "paused") is None
     assert bench.jobs.read("j").paused == {}
+
+
+def test_a_holder_holds_back_what_is_not_paused_and_lets_only_that_go_on(bench: Bench) -> None:
+    record, hold = bench.jobs.read("j"), partial(bench.jobs.pause, bench.jobs.read("j"), "lines", holder="one")
+    assert hold(is_paused=True)
+    assert hold(is_paused=True)  # its answer may have been lost
+    assert set(bench.jobs.read("j").paused) == {"lines"}
+    assert not bench.jobs.pause(record, "lines", is_paused=True, holder="other")
+    assert not bench.jobs.pause(record, "lines", is_paused=False, holder="other")
+    assert hold(is_paused=False)
+    assert not hold(is_paused=False)
+    assert bench.jobs.read("j").paused == {}
+
+    assert hold(is_paused=True)
+    assert pause(bench)
+    assert not pause(bench)
+    assert not hold(is_paused=False)
+
+    with pytest.raises(SourcePaused):
+        bench.lane().append(1, a_batch("a"))
+    assert pause(bench, is_paused=False)
+    bench.lane().append(1, a_batch("a"))
+
+
+def test_who_lets_a_source_go_on_does_so_whoever_holds_it(bench: Bench) -> None:
+    bench.jobs.pause(bench.jobs.read("j"), "lines", is_paused=True, holder="one")
+
+    assert pause(bench, is_paused=False)
+
+    bench.lane().append(1, a_batch("a"))
+
+
+@pytest.mark.parametrize("what", ["source", "stage", "workers"])
+def test_a_clock_that_another_program_has_bent_stops_a_change_before_its_first_write(bench: Bench, what: str) -> None:
+    ScalingStore(bench.scripts).configure("j", Scaling(2, 6))
+    pause(bench)
+    record = bench.jobs.read("j")
+    bench.client.hset(keys.job("j"), "now", "noon")
+    before = bench.client.hgetall(keys.job("j"))
+    decision = Decision(1, Kind.UP, 2, 4, "why", "ds2", Load(5.0, (), 2, 2), ())
+    changes = {
+        "source": lambda: bench.jobs.pause(record, "lines", is_paused=False),
+        "stage": lambda: bench.jobs.pause_stage(record, "lines", is_paused=True),
+        "workers": lambda: ScalingStore(bench.scripts).decide("j", bench.token, decision),
+    }
+
+    with pytest.raises(ForeignData):
+        changes[what]()
+
+    assert bench.client.hgetall(keys.job("j")) == before
+    assert bench.client.hget(keys.meta("j", 0, 0), "paused") == b"1"

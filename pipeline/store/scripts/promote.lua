@@ -4,8 +4,9 @@
 -- KEYS: job, operation, shadow, control, assignment, rollout, versions, the shadow's job; dead letters and edits of the job,
 --   then of the shadow; then for each partition: meta and log of the job, then of the shadow
 -- ARGV: token of the operation, version of the table, the plan of the shadow's version, `code target` of it, the version
---   (JSON), most versions, number of partitions, number of sources that are held back for this; for each
---   partition '1' or '0' for an entry stage, of such a source or of another one, or ''; these sources; then pairs: what stands before and behind the key group in the name of a key that is taken over
+--   (JSON), most versions, number of partitions, number of sources; for each partition the number of the source whose
+--   entry it is, or ''; the sources: those that the operation holds back flow from here on; then pairs: what stands before
+--   and behind the key group in the name of a key that is taken over
 -- Returns {1, version of the table, milliseconds of the server}, {-1} the operation is another's, {-3, state} one of the jobs
 --   does not run, {-4} the table is another by now, {-5} no such job, {-6} a job has not adopted the server,
 --   {-8} a savepoint of one is being written, {-9} something is in flight, or they do not stand at the same place
@@ -66,12 +67,16 @@ for i = 9, 10 do
 end
 call('DEL', KEYS[5], KEYS[6])
 call('HDEL', job, 'tee', 'dropped')
-call('HDEL', record, 'held')
-for i = 1, sources do call('HDEL', job, 'paused:' .. ARGV[8 + count + i]) end
+local flows = {}
+for i = 1, sources do
+  local name = 'paused:' .. ARGV[8 + count + i]
+  flows[i] = string.match(call('HGET', job, name) or '', ' (.*)$') == ARGV[1]
+  if flows[i] then call('HDEL', job, name) end
+end
 for i = 1, count do
   local at, fields = 9 + 4 * i, {}
   call('HDEL', KEYS[at], 'token', 'owner', 'trying', 'moved', 'watermark', 'letters', 'held', 'held_bytes',
-    ARGV[8 + i] == '1' and 'paused' or 'nothing')
+    flows[tonumber(ARGV[8 + i])] and 'paused' or 'nothing')
   for n, name in ipairs({'watermark', 'letters', 'held', 'held_bytes'}) do
     if metas[i][n + 4] then fields[#fields + 1], fields[#fields + 2] = name, metas[i][n + 4] end
   end

@@ -9,9 +9,13 @@ local wanted = 'workers_wanted' .. ARGV[6]
 if call('HGET', KEYS[2], wanted) ~= ARGV[2] then return {0} end
 local key = foreign({KEYS[3], 'list'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
+local time = int(now(KEYS[2]))
+
+local time = int(now(KEYS[2]))
+
 call('HDEL', KEYS[2], wanted)
 call('HSET', KEYS[2], wanted, ARGV[3])
-if ARGV[2] ~= ARGV[3] then call('HSET', KEYS[2], 'scaled_at' .. ARGV[6], int(now(KEYS[2]))) end
+if ARGV[2] ~= ARGV[3] then call('HSET', KEYS[2], 'scaled_at' .. ARGV[6], time) end
 call('LPUSH', KEYS[3], ARGV[4])
 call('LTRIM', KEYS[3], 0, int(tonumber(ARGV[5]) - 1))
 return {1}

@@ -8,7 +8,9 @@ if j[1] ~= 'running' and j[1] ~= 'draining' then return {-3, j[1]} end
 if (j[2] and '1' or '') == ARGV[2] then return {0} end
 local key = foreign({KEYS[2], 'stream'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
+local time = int(now(KEYS[1]))
+
 call('HDEL', KEYS[1], 'still:' .. ARGV[1])
-if ARGV[2] == '1' then call('HSET', KEYS[1], 'still:' .. ARGV[1], int(now(KEYS[1]))) end
+if ARGV[2] == '1' then call('HSET', KEYS[1], 'still:' .. ARGV[1], time) end
 call('XADD', KEYS[2], 'MAXLEN', '~', 1000, '*', 'kind', 'Pause')
 return {1}
