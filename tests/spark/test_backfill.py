@@ -122,24 +122,27 @@ def kill_a_backfill(site: Site) -> None:
     (folder / "hold").unlink()
 
 
-def test_what_cannot_be_read_in_bulk_is_said_before_spark_starts(site: Site) -> None:
-    site.write(FLOW)
-    write_input(site.root / "work")
+def test_what_cannot_be_read_in_bulk_is_said_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("Spark was started")
 
-    unknown = site.command("backfill", "flow.py", "--until", "lins=3")
-    wrong = site.command("backfill", "flow.py", "--until", "lines:3")
-    site.write(LIVE_ONLY)
-    live = site.command("backfill", "flow.py")
-    gone = site.command("run", "flow.py", "--engine", "spark", "--from-savepoint", "savepoints/none")
+    monkeypatch.setattr("pipeline.spark.bulk.engine.open_session", never)
+    monkeypatch.chdir(tmp_path)
+    write_input(tmp_path)
 
-    assert (unknown.returncode, unknown.stderr) == (
-        2,
-        "error: no source 'lins' is read in bulk\nhint: there are: lines\n",
+    def refused(flow: str, *arguments: str) -> str:
+        Path("flow.py").write_text(flow)
+        assert run_command(list(arguments)) == 2
+        return capsys.readouterr().err
+
+    assert (
+        refused(FLOW, "backfill", "flow.py", "--until", "lins=3")
+        == "error: no source 'lins' is read in bulk\nhint: there are: lines\n"
     )
-    assert wrong.returncode == 2
-    assert "give SOURCE=COUNT, as lines=250000" in wrong.stderr
-    assert live.returncode == 2
-    assert "there is no history to read: in can be read live only" in live.stderr
-    assert gone.returncode == 2
-    assert "there is no" in gone.stderr
-    site.assert_clean("flow.py", "in")
+    assert "give SOURCE=COUNT, as lines=250000" in refused(FLOW, "backfill", "flow.py", "--until", "lines:3")
+    assert "there is no history to read: in can be read live only" in refused(LIVE_ONLY, "backfill", "flow.py")
+    gone = ("run", "flow.py", "--engine", "spark", "--from-savepoint", "savepoints/none")
+    assert "there is no" in refused(LIVE_ONLY, *gone)
+    assert {path.name for path in tmp_path.iterdir()} == {"flow.py", "in"}
