@@ -45,7 +45,7 @@ ON_SPARK = [
 ]
 """What Spark has to carry over a seam. That each operator gives the same on it is shown in test_both_engines."""
 
-CUTS = 3
+CUTS = 2
 
 
 def compute(run: BulkRun, spark: Any) -> None:
