@@ -26,9 +26,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 FIRST: Final = (
+    "spark/test_bulk_broken.py",
     "spark/test_connect.py",
     "spark/test_bursts.py",
-    "spark/test_bulk_broken.py",
     "compose/test_spark_processes.py",
     "spark/test_stream_query.py",
     "spark/test_examples_on_spark.py",
