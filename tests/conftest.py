@@ -28,11 +28,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 FIRST: Final = (
     "spark/test_bulk_broken.py",
     "spark/test_connect.py",
+    "spark/test_bursts.py",
     "compose/test_spark_processes.py",
+    "spark/test_stream_query.py",
     "spark/test_examples_on_spark.py",
     "spark/test_backfill.py",
-    "spark/test_stream_query.py",
-    "spark/test_bursts.py",
     "spark/test_datasource_writing.py",
     "conformance",
     "spark/test_native_finals.py",

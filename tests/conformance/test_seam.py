@@ -38,9 +38,27 @@ pytestmark = pytest.mark.timeout(600)
 HOLDING = {case.name for case in CASES if case.policy is not None and case.policy.holds_keys}
 SEAMS = [case for case in CASES if case.name not in HOLDING]
 
+ON_SPARK = [
+    case
+    for case in SEAMS
+    if case.name in ("branch and union", "two keyed stages", "timers of an operator of the user's own", "dead letters")
+]
+"""What Spark has to carry over a seam. That each operator gives the same on it is shown in test_both_engines."""
+
+CUTS = 2
+
+
+def compute(run: BulkRun, spark: Any) -> None:
+    """On the session, or its tasks in this process when there is none."""
+    run.prepare()
+    if spark is None:
+        run.compute_here()
+    else:
+        run.compute(spark)
+
 
 def backfill(spark: Any, pipeline: Pipeline, partitions: int, count: int, folder: Path) -> tuple[Results, Savepoint]:
-    """The first so many records on Spark, and the savepoint behind them."""
+    """The first so many records in bulk, and the savepoint behind them."""
     found = Results()
     plan = compile_plan(pipeline.graph(), partitions, Limits())
     takers = {sink.name: taker(found, stream_name(sink)) for sink in plan.sinks}
@@ -49,8 +67,7 @@ def backfill(spark: Any, pipeline: Pipeline, partitions: int, count: int, folder
         partitions=partitions, takers=takers, ranges=ranges, keeps_state=True, ends_input=False, job="history"
     )
     with BulkRun(pipeline, options) as run:
-        run.prepare()
-        run.compute(spark)
+        compute(run, spark)
         with handed_over(run, LocalPlace(folder), "s"):
             run.publish()
     return found, Savepoint(LocalPlace(folder), "s")
@@ -68,23 +85,24 @@ def rest_live(
     rest: Sequence[Any],
     done: int,
     transforms: Any = None,
+    job: str = "k",
 ) -> Results:
     """The records behind the cut, live, by the sender whose records before it were read on Spark."""
     given = {"partitions": partitions, "savepoint": savepoint, "transforms": transforms}
-    with LocalJob(redis_url, pipeline, job="k", **given) as job:
-        job.assign()
-        assert job.lane(ITERABLE_SPLIT).taken == done
-        job.send(rest, ITERABLE_SPLIT, entry_records=37)
-        job.end_input()
-        job.run_through_pauses()
-        job.assert_done()
-        job.drain_outputs()
+    with LocalJob(redis_url, pipeline, job=job, **given) as live:
+        live.assign()
+        assert live.lane(ITERABLE_SPLIT).taken == done
+        live.send(rest, ITERABLE_SPLIT, entry_records=37)
+        live.end_input()
+        live.run_through_pauses()
+        live.assert_done()
+        live.drain_outputs()
         found = Results()
-        for name, records in job.outputs.items():
+        for name, records in live.outputs.items():
             found.outputs[name] = list(records)
-        for stage in job.plan.stages:
-            found.state.update(job.state(stage.index) if stage.keyed else {})
-        found.letters = [letter_facts(each) for each in job.letters()]
+        for stage in live.plan.stages:
+            found.state.update(live.state(stage.index) if stage.keyed else {})
+        found.letters = [letter_facts(each) for each in live.letters()]
         return found
 
 
@@ -105,20 +123,32 @@ def assert_together(case: Case, values: list[Any], before: Results, after: Resul
         assert mine[field] == expected[field], field
 
 
+def history_and_then_live(
+    case: Case, spark: Any, redis_url: str, folder: Path, rng: random.Random, cuts: int = 1
+) -> None:
+    """Gives what live alone gives, for so many cuts."""
+    values = case.drawn(7)
+    pipeline = case.pipeline(values)
+    whole = run_live(redis_url, pipeline, values, case.partitions)
+    for number in range(cuts):
+        cut, others = rng.randrange(0, len(values) + 1), rng.choice([case.partitions, case.partitions + 2])
+
+        before, savepoint = backfill(spark, pipeline, case.partitions, cut, folder / str(number))
+        after = rest_live(redis_url, pipeline, others, savepoint, values[cut:], cut, job=f"k{number}")
+
+        assert_together(case, values, before, after, whole)
+
+
 @pytest.mark.parametrize("case", SEAMS, ids=lambda case: case.name)
+def test_history_in_bulk_and_then_live_gives_what_live_alone_gives(case: Case, redis_url: str, tmp_path: Path) -> None:
+    history_and_then_live(case, None, redis_url, tmp_path, random.Random(f"seam {case.name}"), CUTS)
+
+
+@pytest.mark.parametrize("case", ON_SPARK, ids=lambda case: case.name)
 def test_history_on_spark_and_then_live_gives_what_live_alone_gives(
     case: Case, spark: Any, redis_url: str, tmp_path: Path
 ) -> None:
-    rng = random.Random(f"seam {case.name}")
-    values = case.drawn(7)
-    cut, others = rng.randrange(0, len(values) + 1), rng.choice([case.partitions, case.partitions + 2])
-    pipeline = case.pipeline(values)
-    whole = run_live(redis_url, pipeline, values, case.partitions)
-
-    before, savepoint = backfill(spark, pipeline, case.partitions, cut, tmp_path)
-    after = rest_live(redis_url, pipeline, others, savepoint, values[cut:], cut)
-
-    assert_together(case, values, before, after, whole)
+    history_and_then_live(case, spark, redis_url, tmp_path, random.Random(f"spark {case.name}"))
 
 
 def test_history_of_frames_in_bulk_and_then_live_gives_what_live_alone_gives(
@@ -141,44 +171,63 @@ def test_history_of_frames_in_bulk_and_then_live_gives_what_live_alone_gives(
     assert {len(whole.outputs[name]) > 0 for name in ("copies", "renamed", "sums")} == {True}
 
 
+def live_and_then_in_bulk(
+    case: Case, spark: Any, redis_url: str, folder: Path, rng: random.Random, cuts: int = 1
+) -> None:
+    """Gives what live alone gives, for so many cuts."""
+    values = case.drawn(8)
+    pipeline = case.pipeline(values)
+    whole = run_live(redis_url, pipeline, values, case.partitions)
+    for number in range(cuts):
+        cut, job = rng.randrange(0, len(values) + 1), f"k{number}"
+
+        before, after = first_live(redis_url, pipeline, case.partitions, values[:cut], folder, job), Results()
+        savepoint = open_savepoint(str(folder / job))
+        plan = compile_plan(pipeline.graph(), case.partitions + 1, Limits())
+        options = BulkOptions(
+            partitions=case.partitions + 1,
+            takers={sink.name: taker(after, stream_name(sink)) for sink in plan.sinks},
+            ranges=rest_of(savepoint, plan),
+            seed=SavepointSeed(savepoint.where),
+            keeps_state=True,
+        )
+        with BulkRun(pipeline, options) as run:
+            compute(run, spark)
+            run.publish()
+            after.state = {(operator, key): value for _, operator, key, value in run.states()}
+            letters = [letter_facts(each) for each in run.facts.letters]
+        after.letters = before.letters + letters
+
+        assert_together(case, values, before, after, whole)
+
+
+def first_live(
+    redis_url: str, pipeline: Pipeline, partitions: int, values: Sequence[Any], folder: Path, name: str
+) -> Results:
+    """The records before the cut, live, and the savepoint behind them, which has the name of the job."""
+    found = Results()
+    with LocalJob(redis_url, pipeline, partitions=partitions, job=name) as job:
+        job.assign()
+        job.send(values, ITERABLE_SPLIT, entry_records=37)
+        job.run_through_pauses()
+        job.drain_outputs()
+        for stream, records in job.outputs.items():
+            found.outputs[stream] = list(records)
+        found.letters = [letter_facts(each) for each in job.letters()]
+        take_savepoint(job._scripts, job.jobs.read(name), LocalPlace(folder), name)
+    return found
+
+
 @pytest.mark.parametrize("case", SEAMS, ids=lambda case: case.name)
+def test_live_first_and_then_in_bulk_gives_what_live_alone_gives(case: Case, redis_url: str, tmp_path: Path) -> None:
+    live_and_then_in_bulk(case, None, redis_url, tmp_path, random.Random(f"back {case.name}"), CUTS)
+
+
+@pytest.mark.parametrize("case", ON_SPARK, ids=lambda case: case.name)
 def test_live_first_and_then_on_spark_gives_what_live_alone_gives(
     case: Case, spark: Any, redis_url: str, tmp_path: Path
 ) -> None:
-    rng = random.Random(f"back {case.name}")
-    values = case.drawn(8)
-    cut = rng.randrange(0, len(values) + 1)
-    pipeline = case.pipeline(values)
-    whole = run_live(redis_url, pipeline, values, case.partitions)
-
-    before = Results()
-    with LocalJob(redis_url, pipeline, partitions=case.partitions, job="k") as job:
-        job.assign()
-        job.send(values[:cut], ITERABLE_SPLIT, entry_records=37)
-        job.run_through_pauses()
-        job.drain_outputs()
-        for name, records in job.outputs.items():
-            before.outputs[name] = list(records)
-        letters = [letter_facts(each) for each in job.letters()]
-        take_savepoint(job._scripts, job.jobs.read("k"), LocalPlace(tmp_path), "s")
-    after = Results(letters=letters)
-    savepoint = open_savepoint(str(tmp_path / "s"))
-    plan = compile_plan(pipeline.graph(), case.partitions + 1, Limits())
-    options = BulkOptions(
-        partitions=case.partitions + 1,
-        takers={sink.name: taker(after, stream_name(sink)) for sink in plan.sinks},
-        ranges=rest_of(savepoint, plan),
-        seed=SavepointSeed(savepoint.where),
-        keeps_state=True,
-    )
-    with BulkRun(pipeline, options) as run:
-        run.prepare()
-        run.compute(spark)
-        run.publish()
-        after.state = {(operator, key): value for _, operator, key, value in run.states()}
-        after.letters += [letter_facts(each) for each in run.facts.letters]
-
-    assert_together(case, values, before, after, whole)
+    live_and_then_in_bulk(case, spark, redis_url, tmp_path, random.Random(f"back on spark {case.name}"))
 
 
 def words(path: Path) -> Pipeline:

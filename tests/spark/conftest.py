@@ -1,4 +1,4 @@
-"""One Spark session for all Spark tests, which are skipped where Spark cannot run, except in CI."""
+"""One Spark session for all Spark tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.spark.session import spark_session
+from pipeline.spark.settings import SETTINGS_VARIABLE
 from tests import jvm
 
 
@@ -15,4 +16,6 @@ from tests import jvm
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A session with two cores and four attempts at a task."""
     os.environ["JAVA_TOOL_OPTIONS"] = jvm.options()
-    return spark_session("local[2,4]", tmp_path_factory.mktemp("spark") / "jvm.log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SETTINGS_VARIABLE, "spark.python.daemon.module=tests.spark.daemon")
+        return spark_session("local[2,4]", tmp_path_factory.mktemp("spark") / "jvm.log")

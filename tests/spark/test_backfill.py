@@ -15,11 +15,24 @@ from tests.e2e.chaos import Site, wait_until
 from tests.e2e.references import read_rows
 
 FLOW = """
+from pathlib import Path
+from threading import Event
+
 from pipeline import Pipeline, count, read, write
+
+
+def waiting(line):
+    if Path("hold").exists():
+        Path("hand").touch()
+        Event().wait(600)
+    return line
+
 
 flow = Pipeline("words")
 counts = (
     flow.source(read.text("in"), name="lines")
+    .external("cat", protocol="lines", name="cat")
+    .map(waiting, name="wait")
     .flat_map(str.split, name="split")
     .key_by(lambda word: word, name="by_word")
     .aggregate(count(), name="counts")
@@ -35,7 +48,10 @@ flow = Pipeline("live")
 flow.source(read.producer(), name="in").sink(write.jsonl("out"), name="out")
 """
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
+
+SECONDS = 600.0
+"""Spark's start takes its time on a busy machine."""
 
 
 def write_input(folder: Path) -> Counter[str]:
@@ -60,6 +76,7 @@ def test_history_on_spark_and_then_live_is_as_live_alone_though_both_are_killed(
     words = write_input(folder)
     kill_a_backfill(site)
     assert list(folder.glob("savepoints/*/manifest.json")) == []
+    assert not (folder / "history.results").exists()
 
     with monkeypatch.context() as patch:
         patch.chdir(folder)
@@ -84,36 +101,48 @@ def test_history_on_spark_and_then_live_is_as_live_alone_though_both_are_killed(
 
 
 def kill_a_backfill(site: Site) -> None:
+    """While a task of it works on a line, with its program beside it. Nothing outlives it."""
+    folder = site.root / "work"
+    (folder / "hold").touch()
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli.main", "backfill", "flow.py", "--savepoint", "history"],
-        cwd=site.root / "work",
+        cwd=folder,
         env=site.environment(),
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: any(site.temporary.rglob(".celeriac-bulk-*")), "it is at work", 60.0)
+
+    def is_at_work() -> bool:
+        assert process.poll() is None
+        return (folder / "hand").exists()
+
+    wait_until(is_at_work, "it is at work", SECONDS)
     process.kill()
     process.wait(30)
-    wait_until(lambda: not site.processes(), "Spark has ended with it", 60.0)
+    wait_until(lambda: not site.processes(), "Spark has ended with it, and all that it has started", 60.0)
+    (folder / "hold").unlink()
 
 
-def test_what_cannot_be_read_in_bulk_is_said_before_spark_starts(site: Site) -> None:
-    site.write(FLOW)
-    write_input(site.root / "work")
+def test_what_cannot_be_read_in_bulk_is_said_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("Spark was started")
 
-    unknown = site.command("backfill", "flow.py", "--until", "lins=3")
-    wrong = site.command("backfill", "flow.py", "--until", "lines:3")
-    site.write(LIVE_ONLY)
-    live = site.command("backfill", "flow.py")
-    gone = site.command("run", "flow.py", "--engine", "spark", "--from-savepoint", "savepoints/none")
+    monkeypatch.setattr("pipeline.spark.bulk.engine.open_session", never)
+    monkeypatch.chdir(tmp_path)
+    write_input(tmp_path)
 
-    assert (unknown.returncode, unknown.stderr) == (
-        2,
-        "error: no source 'lins' is read in bulk\nhint: there are: lines\n",
+    def refused(flow: str, *arguments: str) -> str:
+        Path("flow.py").write_text(flow)
+        assert run_command(list(arguments)) == 2
+        return capsys.readouterr().err
+
+    assert (
+        refused(FLOW, "backfill", "flow.py", "--until", "lins=3")
+        == "error: no source 'lins' is read in bulk\nhint: there are: lines\n"
     )
-    assert wrong.returncode == 2
-    assert "give SOURCE=COUNT, as lines=250000" in wrong.stderr
-    assert live.returncode == 2
-    assert "there is no history to read: in can be read live only" in live.stderr
-    assert gone.returncode == 2
-    assert "there is no" in gone.stderr
-    site.assert_clean("flow.py", "in")
+    assert "give SOURCE=COUNT, as lines=250000" in refused(FLOW, "backfill", "flow.py", "--until", "lines:3")
+    assert "there is no history to read: in can be read live only" in refused(LIVE_ONLY, "backfill", "flow.py")
+    gone = ("run", "flow.py", "--engine", "spark", "--from-savepoint", "savepoints/none")
+    assert "there is no" in refused(LIVE_ONLY, *gone)
+    assert {path.name for path in tmp_path.iterdir()} == {"flow.py", "in"}

@@ -1,11 +1,10 @@
-"""The Spark engine as a process of its own: interrupted, killed, and on a cluster."""
+"""The Spark engine as a process of its own: interrupted, and on a cluster. For one that is killed see test_backfill."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
@@ -75,17 +74,6 @@ def test_a_run_that_is_interrupted_while_it_reads_its_input_starts_no_spark(site
     run.finish(code=130, seconds=SECONDS)
 
     site.assert_clean("flow.py", "hand")
-
-
-def test_nothing_outlives_a_run_that_is_killed(site: Site) -> None:
-    run = started(site, WAITING.format(at="'x3'", items="[f'x{n}' for n in range(9)]"), "--master", "local[2,4]")
-    wait_for(run, run.folder / "hand")
-
-    psutil.Process(run.process.pid).kill()
-    run.process.wait(30)
-
-    wait_until(lambda: not site.processes(), "all processes have ended", 60.0)
-    assert not (run.folder / "out").exists()
 
 
 def test_a_cluster_computes_and_filters_itself_and_order_holds_though_its_shuffle_has_none(site: Site) -> None:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from pipeline.cli.main import run_command
 from tests.e2e.bursting import FIRST, SECONDS, Story
 from tests.e2e.chaos import Site, wait_until
 
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_two_partitions_are_worked_off_and_handed_back_while_the_others_go_on(site: Site, redis_url: str) -> None:
+@pytest.fixture
+def told(
+    site: Site, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """What another command says, and its code: in this process, in the folder of the story."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            patch.chdir(site.root / "work")
+            capsys.readouterr()
+            code = run_command([*arguments, "--redis", redis_url])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_two_partitions_are_worked_off_and_handed_back_while_the_others_go_on(
+    site: Site, redis_url: str, told: Callable[..., tuple[int, str, str]]
+) -> None:
     with Story(site, redis_url) as story:
         burst = story.burst()
         wait_until(lambda: story.operation is not None, "it has begun")
-        second = site.command("burst", "j", "flow.py", "--behind", "1", "--redis", redis_url)
-        assert second.returncode == 2
-        assert "job 'j' is busy: burst of 2 partitions" in second.stderr
+        code, _, said = told("burst", "j", "flow.py", "--behind", "1")
+        assert code == 2
+        assert "job 'j' is busy: burst of 2 partitions" in said
 
         story.wait_for_spark()
         others = [story.part(number).taken for number in (2, 3)]
         assert all(part.backlog for part in map(story.part, range(4)))
-        shown = site.command("status", "j", "--redis", redis_url).stdout
+        _, shown, _ = told("status", "j")
         assert "operation burst of 2 partitions, since" in shown
         assert "phase bursting" in shown
         wait_until(lambda: [story.part(n).taken for n in (2, 3)] > others, "the others grow")
@@ -43,19 +64,21 @@ def test_two_partitions_are_worked_off_and_handed_back_while_the_others_go_on(si
         past = story.facts().record.operations[-1]
         assert (past.about.kind, past.outcome) == ("burst", "done")
         assert "on Spark" in out
-        moves = site.command("moves", "j", "--redis", redis_url).stdout
+        _, moves, _ = told("moves", "j")
         assert moves.count("Spark works on their backlog") == 2
         assert moves.count("Spark has done its part of their backlog") == 2
         assert "forced" not in moves.replace("0 of them forced", "")
 
-        again = site.command("burst", "j", "flow.py", "--behind", str(FIRST * 40), "--redis", redis_url)
-        assert again.returncode == 0
-        assert "nothing to do" in again.stdout
+        code, again, _ = told("burst", "j", "flow.py", "--behind", str(FIRST * 40))
+        assert code == 0
+        assert "nothing to do" in again
         story.finish()
         site.assert_clean("flow.py", "out", "go", "more")
 
 
-def test_what_the_most_workers_would_need_too_long_for_is_burst_by_the_autoscaler(site: Site, redis_url: str) -> None:
+def test_what_the_most_workers_would_need_too_long_for_is_burst_by_the_autoscaler(
+    site: Site, redis_url: str, told: Callable[..., tuple[int, str, str]]
+) -> None:
     with Story(site, redis_url, workers=("--autoscale", "1..1", "--burst-behind", "10")) as story:
         wait_until(lambda: story.operation is not None, "a burst begins by itself", SECONDS)
         operation = story.operation
@@ -67,7 +90,7 @@ def test_what_the_most_workers_would_need_too_long_for_is_burst_by_the_autoscale
         wait_until(lambda: bool(story.facts().record.operations), "it is over", SECONDS)
 
         assert story.facts().record.operations[-1].outcome == "done"
-        shown = site.command("autoscale", "j", "--redis", redis_url).stdout
+        _, shown, _ = told("autoscale", "j")
         assert "stays 1  burst: " in shown
         assert "with the most workers: Spark is to work off their backlog" in shown
         story.finish()
