@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ class SparkThread:
         """The answer of the function, or what it raised. When this is interrupted, Spark's jobs of it are ended."""
         answer: list[T] = []
         errors: list[BaseException] = []
+        is_over = threading.Event()
 
         def run() -> None:
             try:
@@ -37,30 +39,36 @@ class SparkThread:
                 answer.append(function())
             except BaseException as error:  # it is raised in the thread that waits
                 errors.append(error)
+            finally:
+                is_over.set()
 
-        thread = threading.Thread(target=run, name="spark", daemon=True)
-        thread.start()
         try:
-            while thread.is_alive():
-                thread.join(_LOOK_SECONDS)
+            threading.Thread(target=run, name="spark", daemon=True).start()
+            while not is_over.wait(_LOOK_SECONDS):
+                pass
         except BaseException:
-            self._end(thread)
+            self._end(is_over)
             raise
         if errors:
             raise errors[0]
         return answer[0]
 
-    def _end(self, thread: threading.Thread) -> None:
-        # A call that does not end in time is broken off with the JVM, and py4j would print that.
+    def _end(self, is_over: threading.Event) -> None:
+        # A call that does not end in time is broken off with the JVM, and py4j would print that: some as the root.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_not_of_py4j)
         session = self.session
         if session is not None:
             # On another thread: this one's connection to the JVM may be in the middle of an answer.
             canceller = threading.Thread(target=lambda: self._interrupt(session), name="cancel", daemon=True)
             canceller.start()
             canceller.join(_CANCEL_SECONDS)
-        thread.join(_CANCEL_SECONDS)
+        is_over.wait(_CANCEL_SECONDS)
 
     def _interrupt(self, session: Any) -> None:
         with suppress(Exception):  # whatever Spark says to that: the run is over
             session.interruptTag(self._tag)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"

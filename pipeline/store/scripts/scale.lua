@@ -11,8 +11,6 @@ local key = foreign({KEYS[3], 'list'})
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
 local time = int(now(KEYS[2]))
 
-local time = int(now(KEYS[2]))
-
 call('HDEL', KEYS[2], wanted)
 call('HSET', KEYS[2], wanted, ARGV[3])
 if ARGV[2] ~= ARGV[3] then call('HSET', KEYS[2], 'scaled_at' .. ARGV[6], time) end
