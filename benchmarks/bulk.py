@@ -55,6 +55,16 @@ skewed = Pipeline("bench_bulk_skewed")
     .sink(write.jsonl(FOLDER / "skewed"), name="counts")
 )
 
+fused = Pipeline("bench_bulk_fused")
+(
+    fused.source(read.text(FOLDER / "text"), name="lines")
+    .flat_map(str.split, name="words")
+    .key_by(lambda word: word, name="by_word")
+    .aggregate(count(), name="running_count")
+    .last(name="final_count")
+    .sink(write.jsonl(FOLDER / "fused"), name="counts")
+)
+
 final = Pipeline("bench_bulk_final")
 (
     final.source(read.text(FOLDER / "words"), name="words")
