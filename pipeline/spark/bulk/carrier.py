@@ -49,6 +49,7 @@ from pipeline.spark.bulk.rows import (
     Row,
     RowBuffer,
     is_fact,
+    keyed_batch,
     rows_of,
 )
 from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
@@ -282,7 +283,7 @@ def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
     payloads: list[bytes] = []
     size = 0
     for row in rows:
-        batch = decode_batch(row.payload)
+        batch = keyed_batch(row.payload)
         if whole is not None:
             fits = len(whole) + len(batch) <= _STEP_RECORDS and size < _STEP_BYTES and are_alike(whole, batch)
             if fits:
@@ -339,6 +340,7 @@ class _Work:
         self.rows = RowBuffer(task.index, partition, first_row)
         self._task, self._partition, self._graph = task, partition, graph
         self._counts = Counts(task.index, partition)
+        self._decode = keyed_batch if task.stage.keyed else decode_batch
         self._has_numbers = adds is not None
         self._counted = {edge: KeyCounts() for edge in task.stage.exchanges if edge in counted}
         self._encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected, self._counted)
@@ -376,7 +378,7 @@ class _Work:
         """Applies the records of these payloads."""
         started = perf_counter()
         self._counts.taken += sum(batch.values) if self._has_numbers else len(batch)
-        self._tell(self._stepper.run(batch, lambda: merged(payloads)))
+        self._tell(self._stepper.run(batch, lambda: merged(payloads, self._decode)))
         self._counts.seconds += perf_counter() - started
         yield from self.rows.full()
 

@@ -78,7 +78,7 @@ class _AddedUp(KeyedOperator):
 
 
 class KeyCounts:
-    """How many records of each key one task has for an exchange, until it gives them. Bounded, where `is_full` is asked."""
+    """How many records of each key a task has for an exchange, until it gives them: at the latest when `is_full`."""
 
     def __init__(self) -> None:
         self._numbers: Counter[Any] = Counter()

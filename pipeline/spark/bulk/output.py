@@ -20,6 +20,7 @@ from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.rotation import Rotation, rotation_of
 from pipeline.sinks.rows import encode_rows
 from pipeline.sinks.staging import StagedFacts, StagingFile
+from pipeline.spark.bulk.rows import are_own_keys
 
 _MOST_TERM = 10**18
 
@@ -104,7 +105,10 @@ class BulkEncoder:
 
     def routed(self, edge: str, batch: Batch) -> Iterator[tuple[str, int, int, bytes]]:
         """The rows of these records for an exchange. Raises EncodingError."""
+        are_own = are_own_keys(batch)
         for number, part in self._routers[edge].split(batch).items():
+            if are_own:
+                part.keys = None
             yield from ((edge, number, *entry) for entry in payloads(part, self._limits))
 
 

@@ -168,11 +168,11 @@ def _shifted(place: Callable[[int], str], by: int, index: int) -> str:
     return place(by + index)
 
 
-def merged(payloads: Sequence[bytes]) -> Batch:
+def merged(payloads: Sequence[bytes], decode: Callable[[bytes], Batch] = decode_batch) -> Batch:
     """One batch of the records of payloads that are alike, in order."""
-    whole = decode_batch(payloads[0])
+    whole = decode(payloads[0])
     for payload in payloads[1:]:
-        extend(whole, decode_batch(payload))
+        extend(whole, decode(payload))
     return whole
 
 
