@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
 def are_own_keys(batch: Batch) -> bool:
     """Whether each record is its own key, in which case they cross an exchange once, as values: see `keyed_batch`."""
-    keys = batch.keys
+    keys = batch.keys or []
     return bool(keys) and all(map(is_, keys, batch.values)) and _KEPT.issuperset(map(type, keys))
 
 
