@@ -4,8 +4,9 @@
     python benchmarks/bulk.py --words 8000000 --rounds 5 --partitions 8
 
 A text of a Zipf-like vocabulary is split into words, and each word emits its running count into JSON Lines files, whose
-rows are checked: a gap, a repeat or a swap of a word's counts ends the run. A second pipeline is one key for all
-records, as the worst skew there is. A third has the words one a line and wants their final counts only, which Spark
+rows are checked: a gap, a repeat or a swap of a word's counts ends the run. The same with final counts only, which are
+checked too, has tasks count before the exchange. Another pipeline is one key for all records, as the worst skew there
+is. A last one has the words one a line and wants their final counts only, which Spark
 computes itself; DataFrame code that one would write by hand runs in turns with it, and both counts are checked. The
 functions of the first in a loop of plain Python, before each round, say what the machine gives at that time. This file
 is also the pipeline that Spark's tasks load.
@@ -24,12 +25,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from pipeline import Pipeline, count, itself, read, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FOLDER = Path(os.environ.get("BULK_FOLDER", "/tmp/celeriac-bulk-benchmark"))
 WORDS_A_LINE = 10
@@ -51,8 +56,18 @@ skewed = Pipeline("bench_bulk_skewed")
     .flat_map(str.split, name="words")
     .key_by(lambda _word: "all", name="one_key")
     .aggregate(count(), name="running_count")
-    .last(name="final_count")
+    .filter(lambda number: number % 1_000 == 0, name="thousands")
     .sink(write.jsonl(FOLDER / "skewed"), name="counts")
+)
+
+fused = Pipeline("bench_bulk_fused")
+(
+    fused.source(read.text(FOLDER / "text"), name="lines")
+    .flat_map(str.split, name="words")
+    .key_by(lambda word: word, name="by_word")
+    .aggregate(count(), name="running_count")
+    .last(name="final_count")
+    .sink(write.jsonl(FOLDER / "fused"), name="counts")
 )
 
 final = Pipeline("bench_bulk_final")
@@ -180,6 +195,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
             f" so {rates[-1] / bare:.2f} of it, load {os.getloadavg()[0]:.1f}"
         )
     print(f"median         {sorted(rates)[len(rates) // 2]:12,.0f} records/s   all counts right")
+    measure_fused(asked, folder, session, words)
     for name, records in (("skewed", words), ("many", asked.keys)):
         result = run_bulk(
             f"{__file__}:{name}", session, BulkOptions(partitions=1 if name == "many" else asked.partitions)
@@ -187,6 +203,27 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
         label = "one key" if name == "skewed" else "keys, one task"
         print(f"{label:15s}{records / result.seconds:12,.0f} records/s   {records:,} records in {result.seconds:.1f} s")
     measure_final(asked, folder)
+
+
+def measure_fused(asked: argparse.Namespace, folder: Path, session: SparkSession, words: int) -> None:
+    from pipeline.spark.bulk.engine import BulkOptions, run_bulk
+
+    expected: Counter[str] = Counter()
+    for path in (folder / "text").glob("*.txt"):
+        expected.update(path.read_text().split())
+    rates = []
+    for _ in range(asked.rounds):
+        bare = words / plain_seconds(folder / "text")
+        shutil.rmtree(folder / "fused", ignore_errors=True)
+        result = run_bulk(__file__ + ":fused", session, BulkOptions(partitions=asked.partitions))
+        if dict(_rows(folder / "fused")) != expected:
+            sys.exit("WRONG: the final counts are others")
+        rates.append(words / result.seconds)
+        print(
+            f"fused          {rates[-1]:12,.0f} records/s   {words:,} words in {result.seconds:.1f} s; plain Python"
+            f" {bare:,.0f}, so {rates[-1] / bare:.2f} of it, load {os.getloadavg()[0]:.1f}"
+        )
+    print(f"median         {sorted(rates)[len(rates) // 2]:12,.0f} records/s   all counts right")
 
 
 def measure_final(asked: argparse.Namespace, folder: Path) -> None:

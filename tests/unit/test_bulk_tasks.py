@@ -124,6 +124,37 @@ def test_a_small_input_is_dealt_out_to_several_tasks_in_its_order(tmp_path: Path
     assert [value[0] for piece in pieces for value in decode_batch(piece.payload).values] == list("012345")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ((0, None), [(1, 1_000, 1_000), (1_001, 2_000, 2_000), (2_001, 2_500, 2_500)]),
+        ((700, None), [(701, 1_700, 1_700), (1_701, 2_500, 2_500)]),
+        ((700, 1_900), [(701, 1_700, 1_700), (1_701, 1_900, 1_900)]),
+        ((2_500, None), [(0, 0, 2_500)]),
+    ],
+)
+def test_records_come_in_pieces_of_a_thousand_each_with_the_number_of_its_last_one(
+    wanted: tuple[int, int | None], expected: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{number}\n" for number in range(1, 2_501)))
+    source = open_files(read.text(tmp_path))
+
+    pieces = list(FilePortions.of(source, {source.splits[0].name: wanted}).read(0, Limits()))
+
+    found = [(decode_batch(piece.payload).values or ["0"], piece.numbers) for piece in pieces]
+    assert [(int(values[0]), int(values[-1]), number) for values, number in found] == expected
+
+
+def test_what_is_wrong_with_a_record_says_its_line_in_every_piece(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{'x' * (number == 1_700) * 2_000}\n" for number in range(1, 2_501)))
+    source = open_files(read.text(tmp_path))
+
+    pieces = list(FilePortions.of(source).read(0, Limits(record_bytes=1_500)))
+
+    [why] = [why for piece in pieces for why in decode_batch(piece.payload).faults.values()]
+    assert why.startswith(f"{tmp_path / 'a.txt'}:1700: the record has 2003 bytes")
+
+
 def test_records_behind_a_letter_that_holds_their_key_wait() -> None:
     stepper = a_stepper(StatefulMap(halves), hold_key())
 

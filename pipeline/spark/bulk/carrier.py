@@ -28,6 +28,7 @@ from pipeline.plan import Plan, StagePlan
 from pipeline.programs.runners import Programs
 from pipeline.records import Batch, Timer
 from pipeline.schemas import Column
+from pipeline.spark.bulk.counting import KeyCounts, counted_exchanges, with_numbers
 from pipeline.spark.bulk.definition import Definition
 from pipeline.spark.bulk.facts import Counts, NativeFact, SplitCount, encode_fact
 from pipeline.spark.bulk.faults import told
@@ -48,6 +49,7 @@ from pipeline.spark.bulk.rows import (
     Row,
     RowBuffer,
     is_fact,
+    keyed_batch,
     rows_of,
 )
 from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
@@ -281,7 +283,7 @@ def _gathered(rows: Iterator[Row]) -> Iterator[tuple[Batch, list[bytes]]]:
     payloads: list[bytes] = []
     size = 0
     for row in rows:
-        batch = decode_batch(row.payload)
+        batch = keyed_batch(row.payload)
         if whole is not None:
             fits = len(whole) + len(batch) <= _STEP_RECORDS and size < _STEP_BYTES and are_alike(whole, batch)
             if fits:
@@ -326,7 +328,11 @@ class _Work:
         programs = Programs(graph.nodes)
         stack.callback(programs.close)
         fittings = {node.name: _Fitting(node) for node in graph.nodes if isinstance(node, Transform)}
-        kernel = StageKernel(graph, task.stage, {**programs.runners, **fittings})
+        counted = counted_exchanges(graph)
+        adds = counted.get(task.stage.name)
+        kernel = StageKernel(
+            graph if adds is None else with_numbers(graph, adds), task.stage, {**programs.runners, **fittings}
+        )
         own = task.stage.sinks if task.selected is None else ()
         sinks = [sink for sink in task.plan.sinks if sink.name in own and sink.name not in task.handed]
         self._files = TaskFiles(task.job, sinks, task.index, partition)
@@ -334,8 +340,11 @@ class _Work:
         self.rows = RowBuffer(task.index, partition, first_row)
         self._task, self._partition, self._graph = task, partition, graph
         self._counts = Counts(task.index, partition)
-        encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected)
-        self._stepper = BulkStepper(kernel, encoder, task.stage.on_error, (task.index, partition))
+        self._decode = keyed_batch if task.stage.keyed else decode_batch
+        self._has_numbers = adds is not None
+        self._counted = {edge: KeyCounts() for edge in task.stage.exchanges if edge in counted}
+        self._encoder = BulkEncoder(task.plan, task.stage, partition, task.handed, task.selected, self._counted)
+        self._stepper = BulkStepper(kernel, self._encoder, task.stage.on_error, (task.index, partition))
 
     def take_seed(self) -> None:
         seed, stage = self._task.seed, self._task.stage
@@ -368,8 +377,8 @@ class _Work:
     def run(self, batch: Batch, payloads: list[bytes]) -> Iterator[pa.RecordBatch]:
         """Applies the records of these payloads."""
         started = perf_counter()
-        self._counts.taken += len(batch)
-        self._tell(self._stepper.run(batch, lambda: merged(payloads)))
+        self._counts.taken += sum(batch.values) if self._has_numbers else len(batch)
+        self._tell(self._stepper.run(batch, lambda: merged(payloads, self._decode)))
         self._counts.seconds += perf_counter() - started
         yield from self.rows.full()
 
@@ -378,6 +387,9 @@ class _Work:
         started = perf_counter()
         while self._task.ends_input and len(self._stepper.timers):
             self._tell(self._stepper.fire(_TIMERS_PER_STEP))
+            yield from self.rows.full()
+        for edge in self._counted:
+            self._give_counts(edge)
             yield from self.rows.full()
         if self._task.keeps_state:
             yield from self._state()
@@ -392,6 +404,10 @@ class _Work:
         for part in outcome.parts:
             for row in part.rows:
                 self.rows.add(*row)
+            for edge, keys, size in part.counted:
+                self._counted[edge].add(keys, size)
+                if self._counted[edge].is_full:
+                    self._give_counts(edge)
             self._files.write(part.lines)
             counts.emitted += part.emitted
             counts.filtered += part.filtered
@@ -409,6 +425,11 @@ class _Work:
                 f"stage {self._task.stage.name!r} gave up more than {self._task.plan.limits.dead_letters:,} records",
                 hint="the last of them: " + (outcome.letters[-1].error if outcome.letters else "held behind others"),
             )
+
+    def _give_counts(self, edge: str) -> None:
+        for batch in self._counted[edge].take():
+            for row in self._encoder.routed(edge, batch):
+                self.rows.add(*row)
 
     def _state(self) -> Iterator[pa.RecordBatch]:
         for operator, held in self._stepper.state.items():

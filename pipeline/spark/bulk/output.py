@@ -20,15 +20,19 @@ from pipeline.sinks.places import FILE_FORMATS
 from pipeline.sinks.rotation import Rotation, rotation_of
 from pipeline.sinks.rows import encode_rows
 from pipeline.sinks.staging import StagedFacts, StagingFile
+from pipeline.spark.bulk.rows import are_own_keys
 
 _MOST_TERM = 10**18
 
 
 @dataclass(slots=True)
 class Encoded:
-    """rows: (edge, partition, records, payload). lines: sink -> its lines, and how many."""
+    """rows: (edge, partition, records, payload). counted: (edge, keys, bytes) of records that are only counted.
+    lines: sink -> its lines, and how many.
+    """
 
     rows: list[tuple[str, int, int, bytes]] = field(default_factory=list)
+    counted: list[tuple[str, list[Any], int]] = field(default_factory=list)
     lines: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     sunk: dict[str, int] = field(default_factory=dict)
     emitted: int = 0
@@ -54,7 +58,9 @@ class Selected:
 
 
 class BulkEncoder:
-    """Encodes the steps of one task. Sinks of `handed` are given to the driver, whatever their format."""
+    """Encodes the steps of one task. Sinks of `handed` are given to the driver, whatever their format. Of the exchanges
+    of `counted` the records are only counted.
+    """
 
     def __init__(
         self,
@@ -63,6 +69,7 @@ class BulkEncoder:
         partition: int,
         handed: Collection[str],
         selected: Selected | None = None,
+        counted: Collection[str] = (),
     ) -> None:
         self._limits = plan.limits
         self._partition = partition
@@ -71,6 +78,7 @@ class BulkEncoder:
         self._routers = {edge: Router(to.serving) for edge, to in into.items() if to.keyed}
         self._sinks = {sink.name: sink for sink in plan.sinks if sink.name in stage.sinks and selected is None}
         self._here = frozenset(handed).union(edge for edge, to in into.items() if not to.keyed)
+        self._counted = frozenset(counted).intersection(self._routers)
         self._filters = {} if selected is None else {plan.stage(selected.stage).name: selected}
 
     def encode(self, step: Step, state: State) -> Encoded:
@@ -80,9 +88,12 @@ class BulkEncoder:
             found.emitted += len(batch)
             if edge in self._filters:
                 batch = self._filters[edge].of(batch)
-            if edge in self._routers:
-                for number, part in self._routers[edge].split(batch).items():
-                    found.rows += [(edge, number, *entry) for entry in payloads(part, self._limits)]
+            if edge in self._counted:
+                # What could not be sent must not be counted.
+                size = sum(len(payload) for _, payload in payloads(batch, self._limits))
+                found.counted.append((edge, batch.keys or [], size))
+            elif edge in self._routers:
+                found.rows += self.routed(edge, batch)
             elif edge in self._here:
                 found.rows += [(edge, self._partition, *entry) for entry in payloads(batch, self._limits)]
             elif edge in self._sinks:
@@ -91,6 +102,14 @@ class BulkEncoder:
                 found.sunk[edge] = len(batch)
         check_state(step.changed, state, self._limits)
         return found
+
+    def routed(self, edge: str, batch: Batch) -> Iterator[tuple[str, int, int, bytes]]:
+        """The rows of these records for an exchange. Raises EncodingError."""
+        are_own = are_own_keys(batch)
+        for number, part in self._routers[edge].split(batch).items():
+            if are_own:
+                part.keys = None
+            yield from ((edge, number, *entry) for entry in payloads(part, self._limits))
 
 
 def check_state(changed: Mapping[str, Collection[Any]], state: State, limits: Limits) -> None:

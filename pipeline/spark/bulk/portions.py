@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import pyarrow.parquet as pq
@@ -25,6 +26,9 @@ from pipeline.sources.splits import Split, portions_of
 from pipeline.store.payloads import encode_faulty
 
 _WHOLE: Final = (0, None)
+
+_PIECE_RECORDS: Final = 1_000
+"""A line may become ten records, and what a step goes through several times should stay in the processor's cache."""
 
 Range: TypeAlias = tuple[int, int | None]
 """Of the records of a split those that are wanted: how many are left out, and how many there are up to the end."""
@@ -141,8 +145,11 @@ class CollectingLane:
         stop = len(batch) if self._end is None else min(max(0, self._end - (first - 1)), len(batch))
         if (start, stop) != (0, len(batch)):
             batch = batch.slice(start, max(start, stop))
-        payload = encode_faulty(batch, self._limits.record_bytes, lambda index: place(start + index))
-        self._pieces.append(Piece(self._split, payload, numbers))
+        for at in range(0, max(1, len(batch)), _PIECE_RECORDS):
+            part = batch.slice(at, at + _PIECE_RECORDS)
+            payload = encode_faulty(part, self._limits.record_bytes, partial(_shifted, place, start + at))
+            is_last = at + _PIECE_RECORDS >= len(batch)
+            self._pieces.append(Piece(self._split, payload, numbers if is_last else first - 1 + start + at + len(part)))
 
     def finish(self, count: int) -> None:
         """The pieces say it."""
@@ -157,11 +164,15 @@ class CollectingLane:
         yield from pieces
 
 
-def merged(payloads: Sequence[bytes]) -> Batch:
+def _shifted(place: Callable[[int], str], by: int, index: int) -> str:
+    return place(by + index)
+
+
+def merged(payloads: Sequence[bytes], decode: Callable[[bytes], Batch] = decode_batch) -> Batch:
     """One batch of the records of payloads that are alike, in order."""
-    whole = decode_batch(payloads[0])
+    whole = decode(payloads[0])
     for payload in payloads[1:]:
-        extend(whole, decode_batch(payload))
+        extend(whole, decode(payload))
     return whole
 
 

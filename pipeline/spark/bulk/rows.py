@@ -8,6 +8,7 @@ underscore then, which no operator's name does). Spark sees bytes only; it route
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -52,6 +53,9 @@ DDL_OF_EDGE: Final = DDL.removeprefix("edge string, ")
 
 IDENTITY: Final = ("stage", "partition", "ord")
 
+_KEPT: Final = frozenset({str, int, bytes})
+"""Types of keys that are the same as values. A tuple is not: it comes back as a list."""
+
 _BATCH_ROWS: Final = 256
 _BATCH_BYTES: Final = 4 << 20
 
@@ -69,6 +73,20 @@ class Row(NamedTuple):
     def batch(self) -> Batch:
         """The records of a row that has some."""
         return decode_batch(self.payload)
+
+
+def are_own_keys(batch: Batch) -> bool:
+    """Whether each record is its own key, in which case they cross an exchange once, as values: see `keyed_batch`."""
+    keys = batch.keys or []
+    return bool(keys) and all(map(is_, keys, batch.values)) and _KEPT.issuperset(map(type, keys))
+
+
+def keyed_batch(payload: bytes) -> Batch:
+    """The records of a payload that has crossed an exchange. Raises DecodingError."""
+    batch = decode_batch(payload)
+    if batch.keys is None:
+        batch.keys = list(batch.values)
+    return batch
 
 
 def is_fact(edge: str) -> bool:
