@@ -20,6 +20,7 @@ from pipeline.errors import ForeignData, StoreError
 from pipeline.graph import Graph
 from pipeline.plan import Plan
 from pipeline.spark.bulk.definition import Definition
+from pipeline.spark.garbage import settle
 from pipeline.spark.streaming.slices import Place, Served, Slice
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
@@ -65,6 +66,7 @@ class TaskSettings:
             except StoreError as error:
                 logger.warning("a slice could not begin: job=%s partition=%s: %s", self.job, part.name, error)
                 return Served(*part.place, part.token, AWAY, str(part.reach.start))
+            settle()
             return desk.serve(part, self.seconds)
 
 

@@ -6,11 +6,10 @@ given as they come, so all else is bounded. Run again it gives the same rows: it
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -55,6 +54,7 @@ from pipeline.spark.bulk.rows import (
 from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
 from pipeline.spark.frames import FrameColumns, refuse_times
 from pipeline.spark.frames import rows_of as records_of
+from pipeline.spark.garbage import settle
 
 _STEP_RECORDS: Final = 4_000
 _STEP_BYTES: Final = 1 << 20
@@ -311,20 +311,12 @@ class _Fitting:
         return Batch(batch.values)
 
 
-@cache
-def _settle() -> None:
-    """What a process of Spark has loaded lives on: it looks for garbage behind each task, and need not look there."""
-    if TaskContext.get() is not None:
-        gc.collect()
-        gc.freeze()
-
-
 class _Work:
     """One task at work. What it opens is closed by the stack, whatever happens."""
 
     def __init__(self, task: StageTask, partition: int, stack: ExitStack, first_row: int = 0) -> None:
         graph = stack.enter_context(task.definition.opened(task.job))
-        _settle()
+        settle()
         programs = Programs(graph.nodes)
         stack.callback(programs.close)
         fittings = {node.name: _Fitting(node) for node in graph.nodes if isinstance(node, Transform)}
