@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -16,12 +17,11 @@ from pipeline.errors import EncodingError, ReadingError, SavepointError
 from pipeline.keying import groups_of
 from pipeline.reading.keytext import are_plain, parse_keys
 from pipeline.savepoints.rows import hide, uncollected
-from pipeline.store.pairs import Pairs
+from pipeline.store.pairs import Pairs, framed, front
 
 _from_json = msgspec.json.Decoder().decode
 
-_NOTHING: Final = pa.scalar(b"", pa.binary())
-_HEADS: Final = pa.array([encode_value("x" * length)[: -length or None] for length in range(256)], pa.binary())
+_HEADS: Final = [encode_value("x" * length)[: -length or None] for length in range(256)]
 """How a text of so many bytes begins in MessagePack."""
 
 
@@ -38,35 +38,34 @@ class Part:
 class OriginalPage:
     """Some keys, in arrays: their operators, in a dictionary, their groups, and what Redis holds of each.
 
-    counts: operator -> keys.
+    counts: operator -> keys. pieces: as `Pairs` takes them.
     """
 
     counts: Mapping[str, int]
     operators: Any
     groups: Any
-    names: Any
-    values: Any
+    pieces: tuple[Any, ...]
 
     @classmethod
     def of_rows(
         cls, operators: Sequence[str], groups: Sequence[int], names: Sequence[bytes], values: Sequence[bytes]
     ) -> OriginalPage:
         given = pa.array(operators, pa.string()).dictionary_encode()
-        words = (pa.array(names, pa.binary()), pa.array(values, pa.binary()))
-        return cls(Counter(operators), given, pa.array(groups, pa.int32()), *words)
+        pieces = (*framed(pa.array(names, pa.binary())), *framed(pa.array(values, pa.binary())))
+        return cls(Counter(operators), given, pa.array(groups, pa.int32()), pieces)
 
     def parts(self, stages: Mapping[str, int]) -> Iterator[Part]:
         """All that belongs to operators of `stages`."""
         targets = [stages.get(operator) for operator in self.operators.dictionary.to_pylist()]
         for stage in dict.fromkeys(targets):
-            columns = (self.groups, self.names, self.values)
+            columns = (self.groups, *self.pieces)
             if targets.count(stage) < len(targets):
                 places = [place for place, target in enumerate(targets) if target == stage]
                 mask = pc.is_in(self.operators.indices, pa.array(places, self.operators.indices.type))
                 columns = tuple(column.filter(mask) for column in columns)
             if stage is not None and len(columns[0]):
-                groups, names, values = columns
-                yield Part(stage, Pairs(names, values), list(_runs(groups)))
+                groups, *pieces = columns
+                yield Part(stage, Pairs(*pieces), list(_runs(groups)))
 
 
 def original_page(rows: Any, stages: Mapping[str, str]) -> OriginalPage | None:
@@ -86,7 +85,7 @@ def original_page(rows: Any, stages: Mapping[str, str]) -> OriginalPage | None:
             keys, names = words.to_pylist(), _names(operators, words)
         else:
             keys = parse_keys(texts.to_pylist())
-            names = pa.array(encode_state_fields(operators.to_pylist(), keys), pa.binary())
+            names = framed(pa.array(encode_state_fields(operators.to_pylist(), keys), pa.binary()))
         if groups_of(keys) != groups.to_pylist():  # a text is of the group of its bytes
             return None
         with uncollected():
@@ -94,7 +93,7 @@ def original_page(rows: Any, stages: Mapping[str, str]) -> OriginalPage | None:
     except (EncodingError, ReadingError, SavepointError, msgspec.MsgspecError, RecursionError):
         return None
     counts = {each["values"]: each["counts"] for each in pc.value_counts(operators).to_pylist()}
-    return OriginalPage(counts, operators, groups, names, values)
+    return OriginalPage(counts, operators, groups, (*names, *framed(values)))
 
 
 def _are_of(operators: Any, given: Any, stages: Mapping[str, str]) -> bool:
@@ -112,14 +111,23 @@ def _runs(groups: Any) -> Iterator[tuple[int, int, int]]:
         start = end
 
 
-def _names(operators: Any, words: Any) -> Any:
-    """As `encode_state_fields` of keys that are the texts of these bytes."""
+def _names(operators: Any, words: Any) -> tuple[Any, Any]:
+    """As `encode_state_fields` of keys that are the texts of these bytes, in two pieces as of `framed`."""
     lengths = pc.binary_length(words)
-    if (pc.max(lengths).as_py() or 0) >= len(_HEADS):
+    most = pc.max(lengths).as_py()
+    if most is None or most >= len(_HEADS):
         texts = words.cast(pa.string()).to_pylist()
-        return pa.array(encode_state_fields(operators.to_pylist(), texts), pa.binary())
-    prefixes = pa.array([name.encode() + b"\0" for name in operators.dictionary.to_pylist()], pa.binary())
-    return pc.binary_join_element_wise(prefixes.take(operators.indices), _HEADS.take(lengths), words, _NOTHING)
+        return framed(pa.array(encode_state_fields(operators.to_pylist(), texts), pa.binary()))
+    beginnings = pa.concat_arrays(map(_beginnings, operators.dictionary.to_pylist()))
+    return beginnings.take(pc.add(lengths, pc.multiply(operators.indices, len(_HEADS)))), words
+
+
+@lru_cache(256)
+def _beginnings(operator: str) -> Any:
+    """By the length of a key, all that stands in front of its text."""
+    prefix = operator.encode() + b"\0"
+    texts = [(prefix + head, length) for length, head in enumerate(_HEADS)]
+    return pa.array([front(len(begun) + length) + begun for begun, length in texts], pa.binary())
 
 
 def _values(values: Any, packed: Any) -> Any:

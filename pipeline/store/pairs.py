@@ -13,10 +13,11 @@ _NOTHING: Final = pa.scalar(b"", pa.binary())
 
 
 class Pairs:
-    """Some pairs, one behind the other, each as two words of a command. Arrays of bytes, without nulls."""
+    """Some pairs, one behind the other, each as two words of a command."""
 
-    def __init__(self, names: Any, values: Any) -> None:
-        words = pc.binary_join_element_wise(_heads(names), names, _heads(values), values, _NOTHING)
+    def __init__(self, *pieces: Any) -> None:
+        """Arrays of bytes, without nulls: each pair is a piece of each of them, names and values as of `framed`."""
+        words = pc.binary_join_element_wise(*pieces, _NOTHING)
         _, ends, self._data = words.buffers()
         self._ends = memoryview(ends).cast("i")[words.offset :]
 
@@ -29,15 +30,20 @@ class Pairs:
         return self._ends[stop] - self._ends[start]
 
 
-def _heads(words: Any) -> Any:
-    """For each word how its length stands in front of it, behind the end of the word before."""
+def framed(words: Any) -> tuple[Any, Any]:
+    """Words in two pieces: what stands in front of each, which ends the word before, and the word."""
     lengths = pc.binary_length(words)
     most = pc.max(lengths).as_py() or 0
     if most <= _MOST_LISTED:
-        return _listed().take(lengths)
-    return pc.binary_join_element_wise("\r\n$", lengths.cast(pa.string()), "\r\n", "").cast(pa.binary())
+        return _listed().take(lengths), words
+    return pc.binary_join_element_wise("\r\n$", lengths.cast(pa.string()), "\r\n", "").cast(pa.binary()), words
+
+
+def front(length: int) -> bytes:
+    """What stands in front of a word of so many bytes."""
+    return b"\r\n$%d\r\n" % length
 
 
 @cache
 def _listed() -> Any:
-    return pa.array([b"\r\n$%d\r\n" % length for length in range(_MOST_LISTED + 1)], pa.binary())
+    return pa.array(map(front, range(_MOST_LISTED + 1)), pa.binary())

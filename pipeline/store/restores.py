@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import cycle
 from typing import Any, Final, Self
 
 from redis.exceptions import ResponseError
@@ -23,6 +25,9 @@ _MOST_VALUES: Final = 4_000
 """Of one transaction, in which Redis does nothing else: some 2 ms."""
 
 
+_LANES: Final = 3
+"""Transactions on their way at once, as many as a page is: Redis does them while the next page is made."""
+
 _MULTI: Final = packed([b"MULTI"])
 _EXEC: Final = packed([b"EXEC"])
 
@@ -30,8 +35,9 @@ _EXEC: Final = packed([b"EXEC"])
 class RestoreStore:
     """One restore of one job, as a context. Puts are collected, and sent when there is enough, or by `flush`.
 
-    Fields and members go in transactions, each on its way while the next is made. Redis refuses one whole when the job
-    has changed since it was last seen to be ours. A script does the same for twice the time of Redis.
+    Fields and members go in transactions, some on their way while the next is made: in no order, so none is put twice.
+    Redis refuses one whole when the job has changed since it was last seen to be ours. A script does the same for twice
+    the time of Redis.
     """
 
     def __init__(self, scripts: Scripts, job: str) -> None:
@@ -42,22 +48,25 @@ class RestoreStore:
         self._packed: list[bytes] = []
         self._count = 0
         self._size = 0
-        self._ahead = Ahead(scripts.client)
-        self._under_way: list[bytes] = []
-        job_key = keys.job(job).encode()
-        self._watching = [packed([b"WATCH", job_key]), packed([b"HGET", job_key, b"restoring"])]
+        self._lanes = [_Lane(scripts.client, job, self._nonce) for _ in range(_LANES)]
+        self._next_lane = cycle(self._lanes)
+        self._exits = ExitStack()
 
     def __enter__(self) -> Self:
-        self._ahead.__enter__()
+        with ExitStack() as exits:
+            for lane in self._lanes:
+                exits.enter_context(lane)
+            self._exits = exits.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._ahead.__exit__(kind, *rest)
+        self._exits.__exit__(kind, *rest)
 
     def begin(self, plan: Plan, name: str) -> None:
         """Registers the job as one that is being restored. Raises JobStateError if the id is taken, StoreError."""
         JobStore(self._scripts).create(self._job, plan, f"{self._nonce} {name}")
-        self._ahead.send_packed(self._watching)
+        for lane in self._lanes:
+            lane.begin()
 
     def put(self, command: str, key: str, values: Sequence[Any]) -> None:
         """HSET or ZADD of pairs, or XADD of one entry: id, number of values, values.
@@ -79,19 +88,20 @@ class RestoreStore:
     def flush(self) -> None:
         """Sends all that was put; Redis has it when this returns. Raises as `put`."""
         self._send()
-        self._await()
+        for lane in self._lanes:
+            lane.settle()
 
     def finish(self, state: JobState, fields: Mapping[str, Any]) -> None:
         """The job is whole, and in this state from now on. Raises as `put`."""
         self.flush()
-        self._ahead.send([("UNWATCH",)])
-        self._ahead.answers()
+        for lane in self._lanes:
+            lane.end()
         args: list[Any] = [self._nonce, state.value]
         for pair in fields.items():
             args += pair
         answer = self._scripts.run("restored", [keys.job(self._job), keys.control(self._job)], args)
         if answer[0] != 1:
-            raise self._lost()
+            raise _lost(self._job)
 
     def _add(self, command: str, key: str, values: Sequence[bytes], size: int) -> None:
         self._pending.setdefault((command, key), []).extend(values)
@@ -110,20 +120,46 @@ class RestoreStore:
             if command == "XADD":
                 answer = self._scripts.run("fill", [keys.job(self._job), key], [self._nonce, *values])
                 if answer[0] != 1:
-                    raise self._lost()
+                    raise _lost(self._job)
             else:
                 commands.append(packed([command.encode(), key.encode(), *values]))
         if commands:
-            self._await()
-            self._under_way = [_MULTI, *commands, _EXEC, *self._watching]
-            self._ahead.send_packed(self._under_way)
+            next(self._next_lane).send(commands)
 
-    def _await(self) -> None:
-        """What was sent is done when this returns, and the job was still ours then. Raises as `put`."""
+
+class _Lane:
+    """A connection that watches the job of a restore, as a context. Transactions go one by one. Raises as `put`."""
+
+    def __init__(self, client: Any, job: str, nonce: str) -> None:
+        self._ahead = Ahead(client)
+        self._job = job
+        self._nonce = nonce.encode()
+        self._under_way: list[bytes] = []
+        job_key = keys.job(job).encode()
+        self._watching = [packed([b"WATCH", job_key]), packed([b"HGET", job_key, b"restoring"])]
+
+    def __enter__(self) -> Self:
+        self._ahead.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._ahead.__exit__(kind, *rest)
+
+    def begin(self) -> None:
+        self._ahead.send_packed(self._watching)
+
+    def send(self, commands: Sequence[bytes]) -> None:
+        """One transaction of these, as `packed` makes them, behind the one before."""
+        self.settle()
+        self._under_way = [_MULTI, *commands, _EXEC, *self._watching]
+        self._ahead.send_packed(self._under_way)
+
+    def settle(self) -> None:
+        """What was sent is done when this returns, and the job was still ours then."""
         while self._ahead.is_awaited:
             answers = self._ahead.answers()
-            if (answers[-1] or b"").partition(b" ")[0] != self._nonce.encode():
-                raise self._lost()
+            if (answers[-1] or b"").partition(b" ")[0] != self._nonce:
+                raise _lost(self._job)
             if not self._under_way:
                 return
             done = answers[-3]
@@ -136,5 +172,11 @@ class RestoreStore:
                     if isinstance(each, ResponseError):
                         raise each
 
-    def _lost(self) -> JobStateError:
-        return JobStateError(f"job {self._job!r} was removed, or restored by another process, while it was restored")
+    def end(self) -> None:
+        """The job is not watched any longer. What was sent is settled."""
+        self._ahead.send([("UNWATCH",)])
+        self._ahead.answers()
+
+
+def _lost(job: str) -> JobStateError:
+    return JobStateError(f"job {job!r} was removed, or restored by another process, while it was restored")

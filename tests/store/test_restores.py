@@ -15,7 +15,7 @@ from pipeline.lifecycle import JobState
 from pipeline.store import keys
 from pipeline.store.ahead import begun, packed
 from pipeline.store.connection import connect
-from pipeline.store.pairs import Pairs
+from pipeline.store.pairs import Pairs, framed
 from pipeline.store.restores import RestoreStore
 
 STATE = keys.state("k", 0, 3)
@@ -27,7 +27,7 @@ def fields(count: int, size: int = 1) -> tuple[list[bytes], list[bytes]]:
 
 
 def pairs(names: list[bytes], values: list[bytes]) -> Pairs:
-    return Pairs(pa.array(names, pa.binary()), pa.array(values, pa.binary()))
+    return Pairs(*framed(pa.array(names, pa.binary())), *framed(pa.array(values, pa.binary())))
 
 
 @given(st.lists(WORDS, min_size=1, max_size=20))
@@ -53,9 +53,9 @@ def test_pairs_by_column_are_words_as_in_a_packed_command(
 
 
 def test_pairs_may_be_a_part_of_larger_arrays() -> None:
-    names, values = (pa.array(column, pa.binary()) for column in fields(9))
+    columns = [pa.array(column, pa.binary()) for column in fields(9)]
 
-    found = Pairs(names[4:7], values[4:7])
+    found = Pairs(*(piece[4:7] for column in columns for piece in framed(column)))
 
     assert bytes(found.part(1, 3)) == bytes(pairs(*fields(9)).part(5, 7))
 
@@ -105,6 +105,53 @@ def test_a_job_that_is_changed_meanwhile_is_filled_all_the_same(bench: Bench) ->
         store.flush()
 
     assert set(bench.client.hgetall(STATE)) == {b"f0", b"f1", b"f2", b"last"}
+
+
+def test_transactions_that_are_on_their_way_when_a_job_is_changed_are_all_done(bench: Bench) -> None:
+    names, values = fields(20_000)
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        for start in range(0, len(names), 2_000):  # each is a transaction
+            store.put_pairs(STATE, pairs(names, values), start, start + 2_000)
+            change(bench)
+        store.flush()
+
+    assert bench.client.hgetall(STATE) == dict(zip(names, values, strict=True))
+
+
+@pytest.mark.parametrize("away", [take, remove])
+def test_of_transactions_that_are_on_their_way_none_is_done_for_another_ones_job(bench: Bench, away: Any) -> None:
+    names, values = fields(20_000)
+
+    def fill() -> None:
+        with RestoreStore(bench.scripts, "k") as store:
+            store.begin(a_plan(), "s")
+            store.put_pairs(STATE, pairs(names, values), 0, 10_000)
+            store.flush()
+            away(bench)
+            store.put_pairs(STATE, pairs(names, values), 10_000, len(names))
+            store.flush()
+
+    with pytest.raises(JobStateError, match="was removed, or restored by another process"):
+        fill()
+
+    assert bench.client.hlen(STATE) == 10_000
+
+
+def test_a_restored_job_is_watched_by_no_connection_any_longer(bench: Bench) -> None:
+    with RestoreStore(bench.scripts, "k") as store:
+        store.begin(a_plan(), "s")
+        store.put_pairs(STATE, pairs(*fields(20_000)), 0, 20_000)
+        store.finish(JobState.RUNNING, {})
+    change(bench)
+
+    pool = bench.client.connection_pool
+    connections = [pool.get_connection() for _ in range(6)]
+    for connection in connections:
+        connection.send_packed_command(connection.pack_commands([("MULTI",), ("EXEC",)]))
+    assert [(each.read_response(), each.read_response()) for each in connections] == [(b"OK", [])] * 6
+    for connection in connections:
+        pool.release(connection)
 
 
 @pytest.mark.parametrize("away", [take, remove])

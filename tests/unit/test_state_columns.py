@@ -19,6 +19,7 @@ from pipeline.savepoints.originals import original_page
 from pipeline.savepoints.rows import hide, read_states, show, state_columns
 from pipeline.savepoints.tables import SCHEMAS
 from pipeline.store.ahead import begun
+from pipeline.store.pairs import Pairs
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS = st.one_of(
@@ -99,8 +100,9 @@ def test_an_original_is_to_the_byte_what_was_written(page: list[tuple[str, Any, 
     page = page[cut:]
     assert found is not None
     assert found.counts == Counter(operator for operator, *_ in page)
-    assert found.names.to_pylist() == [state_field(operator, key) for operator, key, _ in page]
-    assert found.values.to_pylist() == [encode_value(state) for *_, state in page]
+    words = [word for operator, key, state in page for word in (state_field(operator, key), encode_value(state))]
+    part = bytes(Pairs(*found.pieces).part(0, len(page)))
+    assert part == begun(words, 0).removeprefix(b"*%d" % len(words))
 
 
 @given(PAGES, st.sampled_from([{"counts": 4, "ü": 4}, {"counts": 4, "ü": 2}, {"ü": 2}, {}]))
