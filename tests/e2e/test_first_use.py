@@ -49,13 +49,34 @@ def client_of(server: EmbeddedRedis, **options: Any) -> redis.Redis:
 def installed(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as its console script runs it: without the current folder on the import path."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        [sys.executable, "-P", "-m", "celeriac", *arguments],
         cwd=site.root / "work",
         env=site.environment(),
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_a_ctrl_c_while_python_still_loads_the_command_is_quiet(site: Site) -> None:
+    early = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class CtrlC(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pipeline.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+from celeriac import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", early, "list"], env=site.environment(), capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], code: int, error: str, hint: str = "") -> None:
