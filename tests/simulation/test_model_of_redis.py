@@ -14,7 +14,7 @@ from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import ForeignData
 from pipeline.store.connection import connect
 from pipeline.store.scripts import Scripts
-from tests.simulation.twin import Recorder, answer, comparable, read_keyspace, replay, timed
+from tests.simulation.twin import Recorder, answer, answer_on, comparable, read_keyspace, replay, timed
 from verification.exhaustive.search import plan, start
 from verification.exhaustive.steps import Steps
 from verification.model.connection import client_of, client_over
@@ -125,9 +125,11 @@ def _commands() -> st.SearchStrategy[list[str]]:
 def test_any_commands_are_answered_alike(real: Any, commands: list[list[str]]) -> None:
     real.flushall()
     server = Server()
+    link = server.open()
 
     for command in commands:
-        assert comparable(command[0], answer(real, command)) == comparable(command[0], server.answer(command)), command
+        found = server.answer(link, command)
+        assert comparable(command[0], found) == comparable(command[0], answer(real, command)), command
 
     assert read_keyspace(real).frozen() == server.keyspace.frozen()
 
@@ -154,8 +156,9 @@ def test_any_commands_are_answered_alike(real: Any, commands: list[list[str]]) -
 def test_any_lua_is_answered_alike(real: Any, text: str) -> None:
     real.flushall()
     server = Server()
+    link = server.open()
     for command in (["SET", "k", "v"], ["EVAL", text, "1", "k", "argument"]):
-        found, expected = server.answer(command), answer(real, command)
+        found, expected = server.answer(link, command), answer(real, command)
 
         assert comparable("EVAL", found) == comparable("EVAL", expected)
 
@@ -165,38 +168,74 @@ def test_any_lua_is_answered_alike(real: Any, text: str) -> None:
 def test_a_transaction_does_nothing_when_a_key_that_it_watches_was_changed(real: Any) -> None:
     real.flushall()
     server = Server()
+    link = server.open()
     transaction = [["MULTI"], ["HSET", "h", "f", "2"], ["HLEN", "h"], ["EXEC"]]
 
     for changes in ([], [["HSET", "watched", "f", "1"]], [["HSET", "other", "f", "1"]], [["DEL", "watched"]]):
         for command in [["HSET", "watched", "f", "0"], ["WATCH", "watched"], *changes, *transaction]:
-            assert comparable(command[0], server.answer(command)) == comparable(command[0], answer(real, command))
+            assert comparable(command[0], server.answer(link, command)) == comparable(command[0], answer(real, command))
     for command in [["WATCH", "watched"], ["UNWATCH"], ["DEL", "watched"], *transaction]:
-        assert comparable(command[0], server.answer(command)) == comparable(command[0], answer(real, command))
+        assert comparable(command[0], server.answer(link, command)) == comparable(command[0], answer(real, command))
 
+    assert read_keyspace(real).frozen() == server.keyspace.frozen()
+
+
+def test_two_connections_that_watch_do_not_hear_of_each_other(real: Any) -> None:
+    real.flushall()
+    server = Server()
+    links = [server.open(), server.open()]
+    connections = [real.connection_pool.get_connection() for _ in links]
+    change = [["MULTI"], ["HINCRBY", "watched", "f", "1"], ["EXEC"]]
+    other = [["MULTI"], ["HSET", "h", "f", "2"], ["EXEC"]]
+    told = []
+
+    for number, commands in (
+        (0, [["WATCH", "watched"]]),
+        (1, [["WATCH", "watched"], ["MULTI"]]),
+        (0, change),  # what one has queued, and is told of its own key, is its own affair
+        (1, [["HSET", "h", "f", "1"], ["EXEC"]]),
+        (1, [["WATCH", "watched"]]),
+        (0, other),
+        (1, other),
+        (0, [["WATCH", "h"]]),
+        (1, [["WATCH", "watched"], ["UNWATCH"]]),
+        (1, change),
+        (0, other),
+    ):
+        for command in commands:
+            found = server.answer(links[number], command)
+            assert comparable(command[0], found) == comparable(command[0], answer_on(connections[number], command))
+            told += [found] if command == ["EXEC"] else []
+    for connection in connections:
+        real.connection_pool.release(connection)
+
+    assert [reply is not None for reply in told] == [True, False, True, True, True, True]
     assert read_keyspace(real).frozen() == server.keyspace.frozen()
 
 
 def test_a_stream_is_trimmed_about_by_whole_nodes_as_it_is(real: Any) -> None:
     real.flushall()
     server = Server()
+    link = server.open()
 
     for number in range(1, 1300):
         command = ["XADD", "s", "MAXLEN", "~", "1000", f"{number}-0", "f", "v"]
-        assert server.answer(command) == answer(real, command)
+        assert server.answer(link, command) == answer(real, command)
 
     assert read_keyspace(real).frozen() == server.keyspace.frozen()
 
 
 def test_a_key_goes_when_its_time_has_come() -> None:
     server = Server()
+    link = server.open()
     for command in (["SET", "k", "v"], ["PEXPIRE", "k", "5"]):
-        server.answer(command)
+        server.answer(link, command)
     server.keyspace.now += 4_999
-    assert server.answer(["EXISTS", "k"]) == 1
+    assert server.answer(link, ["EXISTS", "k"]) == 1
 
     server.keyspace.now += 1
 
-    assert [server.answer([name, "k"]) for name in ("EXISTS", "GET", "TYPE")] == [0, None, b"none"]
+    assert [server.answer(link, [name, "k"]) for name in ("EXISTS", "GET", "TYPE")] == [0, None, b"none"]
 
 
 def test_a_command_that_it_does_not_know_is_never_answered() -> None:

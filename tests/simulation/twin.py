@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from pipeline.store.scripts import source
 from verification.model.commands import Status
 from verification.model.keyspace import Keyspace, Refusal, Scores, Stream, read_id
-from verification.model.server import Command, Server, encoded
+from verification.model.server import Command, Link, Server, encoded
 from verification.points import script_names
 
 LOADER: Final = "local call = redis.call\n"
@@ -49,6 +49,7 @@ UNKNOWABLE: Final = frozenset({"INFO", "TIME", "MEMORY", "MEMORY USAGE", "XREAD"
 @dataclass(slots=True)
 class Recorded:
     now: int
+    link: Link
     command: Command
     reply: Any
 
@@ -60,17 +61,17 @@ class Recorder:
     server: Server = field(default_factory=Server)
     rows: list[Recorded] = field(default_factory=list)
 
-    def open(self) -> int:
-        return self.server.run
+    def open(self) -> Link:
+        return self.server.open()
 
-    def send(self, run: int, commands: Sequence[Command]) -> list[Any]:
-        assert run == self.server.run
-        return [self.one(command) for command in commands]
+    def send(self, link: Link, commands: Sequence[Command]) -> list[Any]:
+        assert link.run == self.server.run
+        return [self.one(link, command) for command in commands]
 
-    def one(self, command: Command) -> Any:
+    def one(self, link: Link, command: Command) -> Any:
         self.server.keyspace.now += 1_000
-        reply = self.server.answer(command)
-        self.rows.append(Recorded(self.server.keyspace.now, command, reply))
+        reply = self.server.answer(link, command)
+        self.rows.append(Recorded(self.server.keyspace.now, link, command, reply))
         return reply
 
     def name(self, command: Command) -> str:
@@ -80,7 +81,16 @@ class Recorder:
 
 
 def replay(client: Any, recorder: Recorder) -> None:
-    """Sends all that was recorded to a real server. Every reply must be the model's."""
+    """Sends all that was recorded to a real server, by as many connections. Every reply must be the model's."""
+    connections: dict[Link, Any] = {}
+    try:
+        _replay(client, recorder, connections)
+    finally:
+        for connection in connections.values():
+            client.connection_pool.release(connection)
+
+
+def _replay(client: Any, recorder: Recorder, connections: dict[Link, Any]) -> None:
     texts = {source(name, recorder.server.run_id): name for name in script_names(recorder.server.run_id).values()}
     for number, row in enumerate(recorder.rows):
         name = recorder.name(row.command)
@@ -91,7 +101,9 @@ def replay(client: Any, recorder: Recorder) -> None:
             continue
         if command[0] in ("EVAL", "EVALSHA"):
             command[:2] = ["EVAL", timed(name, recorder.server.run_id, row.now)]
-        real = scanned(client, command) if name == "SCAN" else answer(client, command)
+        if row.link not in connections:
+            connections[row.link] = client.connection_pool.get_connection()
+        real = scanned(client, command) if name == "SCAN" else answer_on(connections[row.link], command)
         assert comparable(name, real) == comparable(name, row.reply), f"{number}: {name} {row.command[2:]}"
 
 
@@ -118,12 +130,17 @@ def answer(client: Any, command: Sequence[Any]) -> Any:
     """The reply of the real server, with nothing made of it by the client."""
     connection = client.connection_pool.get_connection()
     try:
+        return answer_on(connection, command)
+    finally:
+        client.connection_pool.release(connection)
+
+
+def answer_on(connection: Any, command: Sequence[Any]) -> Any:
+    try:
         connection.send_command(*command)
         return connection.read_response()
     except ResponseError as error:
         return Refusal(f"{type(error).__name__} {error}")
-    finally:
-        client.connection_pool.release(connection)
 
 
 def comparable(name: str, reply: Any) -> Any:

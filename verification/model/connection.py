@@ -11,18 +11,18 @@ from typing import Any, Protocol
 from pipeline.store.connection import connect
 from verification.model.commands import Status
 from verification.model.keyspace import Refusal
-from verification.model.server import Command, Server
+from verification.model.server import Command, Link, Server
 from verification.packed import words_of
 
 
 class Wire(Protocol):
     """How commands come to a server, and its replies back."""
 
-    def open(self) -> int:
-        """The run of the server that a new connection reaches; it ends with that run."""
+    def open(self) -> Link:
+        """A new connection; it ends with this run of the server."""
         ...
 
-    def send(self, run: int, commands: Sequence[Command]) -> list[Any]:
+    def send(self, link: Link, commands: Sequence[Command]) -> list[Any]:
         """Raises what a connection raises."""
         ...
 
@@ -33,13 +33,13 @@ class DirectWire:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def open(self) -> int:
-        return self._server.run
+    def open(self) -> Link:
+        return self._server.open()
 
-    def send(self, run: int, commands: Sequence[Command]) -> list[Any]:
-        if run != self._server.run:
+    def send(self, link: Link, commands: Sequence[Command]) -> list[Any]:
+        if link.run != self._server.run:
             raise ConnectionError("the server was restarted")
-        return self._server.answer_all(commands)
+        return self._server.answer_all(link, commands)
 
 
 def client_of(server: Server) -> Any:
@@ -107,14 +107,14 @@ def _modelled(connection_class: Any) -> Any:
             self.__dict__.update(prototype.__dict__)
             self._wire = wire
             self._replies: deque[Any] = deque()
-            self._run = 0
+            self._link: Link | None = None
 
         def connect(self) -> None:
             pass
 
         def disconnect(self, *args: Any, **options: Any) -> None:
             self._replies.clear()
-            self._run = 0
+            self._link = None
 
         def can_read(self, *args: Any, **options: Any) -> bool:
             return bool(self._replies)
@@ -137,9 +137,9 @@ def _modelled(connection_class: Any) -> Any:
             self._send(command)
 
         def _send(self, commands: Sequence[Command]) -> None:
-            self._run = self._run or self._wire.open()
+            self._link = self._link or self._wire.open()
             try:
-                self._replies.extend(self._wire.send(self._run, commands))
+                self._replies.extend(self._wire.send(self._link, commands))
             except ConnectionError:
                 self.disconnect()
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from verification.model.commands import COMMANDS, OK
@@ -22,6 +23,15 @@ def run_id(run: int) -> str:
     return f"a{run:039x}"
 
 
+@dataclass(slots=True, eq=False)
+class Link:
+    """What the server knows of one connection. run: of the server, with which it ends."""
+
+    run: int
+    queued: list[Command] | None = None
+    watched: dict[bytes, Any] = field(default_factory=dict)
+
+
 class Server:
     """One model. `run`: how often it was started; each run has an id of its own and forgets the scripts it has met."""
 
@@ -29,8 +39,6 @@ class Server:
         self.keyspace = keyspace or Keyspace(START)
         self.run = 1
         self._scripts: dict[bytes, str] = {}
-        self._queued: list[Command] | None = None
-        self._watched: dict[bytes, Any] = {}
         self._engine: Engine = engine()
 
     @property
@@ -41,25 +49,28 @@ class Server:
         """It ends and comes back with all that it held, as with appendfsync always."""
         self.run += 1
         self._scripts.clear()
-        self._watched.clear()
 
-    def answer(self, command: Command) -> Any:
-        """Its reply. An error is returned as a Refusal. Raises NotModelled."""
+    def open(self) -> Link:
+        """A new connection."""
+        return Link(self.run)
+
+    def answer(self, link: Link, command: Command) -> Any:
+        """Its reply on that connection. An error is returned as a Refusal. Raises NotModelled."""
         first, *args = [encoded(part) for part in command]
         name, *words = first.upper().split(b" ")
-        if self._queued is not None and name != b"EXEC":
-            self._queued.append(command)
+        if link.queued is not None and name != b"EXEC":
+            link.queued.append(command)
             return b"QUEUED"
         try:
-            return self._answer(name, words + args)
+            return self._answer(link, name, words + args)
         except Refusal as refusal:
             return refusal
 
-    def answer_all(self, commands: Sequence[Command]) -> list[Any]:
+    def answer_all(self, link: Link, commands: Sequence[Command]) -> list[Any]:
         """The replies to what arrives at once; a transaction arrives as a whole."""
-        return [self.answer(command) for command in commands]
+        return [self.answer(link, command) for command in commands]
 
-    def _answer(self, name: bytes, args: list[bytes]) -> Any:
+    def _answer(self, link: Link, name: bytes, args: list[bytes]) -> Any:
         command = COMMANDS.get(name)
         if command is not None:
             return command(self.keyspace, args)
@@ -76,14 +87,16 @@ class Server:
             case b"SCRIPT" if args[0].upper() == b"LOAD":
                 return self._learn(args[1].decode())
             case b"MULTI":
-                self._queued = []
+                link.queued = []
                 return OK
-            case b"EXEC" if self._queued is not None:
-                return self._exec(self._queued)
+            case b"EXEC" if link.queued is not None:
+                return self._exec(link, link.queued)
             case b"WATCH":
-                return self._watch(args)
+                # A write that leaves a key as it was is not noticed, as it is by Redis.
+                link.watched |= {key: copy(self.keyspace.keys.get(key)) for key in args if key not in link.watched}
+                return OK
             case b"UNWATCH":
-                self._watched.clear()
+                link.watched.clear()
                 return OK
             case b"INFO":
                 return self._info()
@@ -93,19 +106,12 @@ class Server:
                 return OK
         raise NotModelled(f"the command {name!r}")
 
-    def _watch(self, keys: list[bytes]) -> Any:
-        """A write that leaves a key as it was is not noticed, as it is by Redis."""
-        if self._watched:
-            raise NotModelled("two that watch at once: it does not know one connection from another")
-        self._watched = {key: copy(self.keyspace.keys.get(key)) for key in keys}
-        return OK
-
-    def _exec(self, queued: list[Command]) -> list[Any] | None:
-        watched, self._watched, self._queued = self._watched, {}, None
+    def _exec(self, link: Link, queued: list[Command]) -> list[Any] | None:
+        watched, link.watched, link.queued = link.watched, {}, None
         self.keyspace.forget_expired()
         if any(self.keyspace.keys.get(key) != value for key, value in watched.items()):
             return None
-        return [self.answer(command) for command in queued]
+        return self.answer_all(link, queued)
 
     def _learn(self, text: str) -> bytes:
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest().encode()

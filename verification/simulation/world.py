@@ -20,7 +20,7 @@ from pipeline.store.scripts import Scripts
 from verification.actors import Leader, Producer, Source, Worker
 from verification.model.connection import client_over
 from verification.model.keyspace import Refusal
-from verification.model.server import START, Command, Server, encoded, run_id
+from verification.model.server import START, Command, Link, Server, encoded, run_id
 from verification.points import Crash, script_names
 from verification.simulation.fates import MILLISECOND, REPLACED, SECOND, Fate, Fates
 from verification.simulation.oracle import Oracle
@@ -62,11 +62,11 @@ class Process:
     def name(self) -> str:
         return f"{self.actor.name}.{self.actor.lives}"
 
-    def open(self) -> int:
-        return self._world.server.run
+    def open(self) -> Link:
+        return self._world.server.open()
 
-    def send(self, run: int, commands: Sequence[Command]) -> list[Any]:
-        return self._world.send(self, run, commands)
+    def send(self, link: Link, commands: Sequence[Command]) -> list[Any]:
+        return self._world.send(self, link, commands)
 
     def run(self) -> None:
         """Lives until it is done, dies, or is refused for good. Raises Stalled when that is a fault."""
@@ -102,11 +102,11 @@ class _Window:
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
 
-    def open(self) -> int:
-        return self._world.server.run
+    def open(self) -> Link:
+        return self._world.server.open()
 
-    def send(self, run: int, commands: Sequence[Command]) -> list[Any]:
-        return self._world.directly(commands)
+    def send(self, link: Link, commands: Sequence[Command]) -> list[Any]:
+        return self._world.directly(link, commands)
 
 
 class _Agent:
@@ -228,13 +228,13 @@ class SimulatedWorld(World):
         self._skew = self.fates.rng.randint(-60 * SECOND, 60 * SECOND)
         self.trace.befell(self.timeline.now, "redis", f"its clock is set by {self._skew / SECOND:+.3f} s")
 
-    def directly(self, commands: Sequence[Command]) -> list[Any]:
+    def directly(self, link: Link, commands: Sequence[Command]) -> list[Any]:
         self.server.keyspace.now = START + self.timeline.now + self._skew
-        return self.server.answer_all(commands)
+        return self.server.answer_all(link, commands)
 
-    def apply(self, who: str, commands: Sequence[Command]) -> list[Any]:
+    def apply(self, who: str, link: Link, commands: Sequence[Command]) -> list[Any]:
         """The server runs commands now. Raises Broken."""
-        replies = self.directly(commands)
+        replies = self.directly(link, commands)
         for command, reply in zip(commands, replies, strict=True):
             name = _named([command], self.server.run_id)
             self.trace.applied(self.timeline.now, who, name, reply)
@@ -244,11 +244,11 @@ class SimulatedWorld(World):
                 self.oracle.saw(name, parts[:count], parts[count:], reply)
         return replies
 
-    def send(self, process: Process, run: int, commands: Sequence[Command]) -> list[Any]:
-        """Commands of one process, on a connection to this run of the server. What `fates` says befalls them."""
+    def send(self, process: Process, link: Link, commands: Sequence[Command]) -> list[Any]:
+        """Commands of one process, on a connection of its own. What `fates` says befalls them."""
         if self._is_over:
             raise Crash(process.name)
-        name = _named(commands, run_id(run))
+        name = _named(commands, run_id(link.run))
         is_lasting = process.is_newest and isinstance(process.actor, _LASTING)
         fate = self.fates.of_command(self.timeline.now, is_lasting=is_lasting, is_decisive=name in _DECISIVE)
         if fate is not None:
@@ -260,13 +260,13 @@ class SimulatedWorld(World):
             case Fate.LOST_REQUEST:
                 raise ConnectionError("the request was lost (on purpose)")
             case Fate.LATE_REQUEST:
-                self.timeline.after(self.fates.lateness(), partial(self._arrive_late, run, process, commands))
+                self.timeline.after(self.fates.lateness(), partial(self._arrive_late, link, process, commands))
                 raise ConnectionError("no answer in time (on purpose)")
             case Fate.SLOW:
                 self.timeline.sleep(self.fates.slowness())
             case Fate.STOPPED_BEFORE | Fate.REPLACED_BEFORE:
                 self._stop(process, fate)
-        replies = self._answered(run, process, commands)
+        replies = self._answered(link, process, commands)
         match fate:
             case Fate.DIES_APPLIED:
                 raise Crash(process.name)
@@ -282,17 +282,17 @@ class SimulatedWorld(World):
         self.timeline.sleep(self.fates.stop())
         self.befell(process, "goes on")
 
-    def _answered(self, run: int, process: Process, commands: Sequence[Command]) -> list[Any]:
+    def _answered(self, link: Link, process: Process, commands: Sequence[Command]) -> list[Any]:
         if self._is_over:
             raise Crash(process.name)
-        if run != self.server.run or self.timeline.now < self._down_until:
+        if link.run != self.server.run or self.timeline.now < self._down_until:
             raise ConnectionError("the server has closed the connection (on purpose)")
-        return self.apply(process.name, commands)
+        return self.apply(process.name, link, commands)
 
-    def _arrive_late(self, run: int, process: Process, commands: Sequence[Command]) -> None:
-        if run == self.server.run:
+    def _arrive_late(self, link: Link, process: Process, commands: Sequence[Command]) -> None:
+        if link.run == self.server.run:
             self.befell(process, f"{_named(commands, self.server.run_id)} arrives only now")
-            self.apply(process.name, commands)
+            self.apply(process.name, link, commands)
 
 
 def _named(commands: Sequence[Command], server: str) -> str:
