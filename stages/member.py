@@ -320,8 +320,11 @@ def _scripts(settings: MemberSettings) -> Scripts:
 
 
 @contextmanager
-def _scratch() -> Iterator[str]:
-    """A folder for what processes leave that are killed, as Spark does; nothing where none can be made."""
+def _scratch(settings: MemberSettings) -> Iterator[str]:
+    """A folder for what Spark leaves when it is killed; nothing for workers without it, or where none can be made."""
+    if settings.spark is None:
+        yield ""
+        return
     try:
         folder = tempfile.TemporaryDirectory(prefix="celeriac-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -347,7 +350,7 @@ def _main(stop: threading.Event, starter: Starter) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = MemberSettings.from_environment(os.environ)
-        with _scratch() as temporary:
+        with _scratch(settings) as temporary:
             run_member(replace(settings, temporary=temporary), stop, starter)
     except CeleriacError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)

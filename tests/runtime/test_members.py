@@ -18,24 +18,26 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from tests.e2e.chaos import Site, wait_until
 
-LEAVES: Final = '''"""Each process that loads it leaves a folder, as a Spark does that is killed."""
-
-import os
-import tempfile
-
-from pipeline import Pipeline, read, write
-
-if "CELERIAC_WORKER" in os.environ:
-    tempfile.mkdtemp(prefix="left-")
+FLOW: Final = """from pipeline import Pipeline, read, write
 
 flow = Pipeline("leaves")
 flow.source(read.producer(), name="in").sink(write.stream("results"), name="out")
-'''
+"""
+
+LEAVES: Final = """import os
+import signal
+import tempfile
+
+if os.environ.get("CELERIAC_WORKER") == "w":
+    tempfile.mkdtemp(prefix="left-")  # as Spark does, and waits for its end
+    signal.pause()
+"""
 
 
-def start(site: Site, redis_url: str) -> subprocess.Popen[bytes]:
+def start(site: Site, redis_url: str, **more: str) -> subprocess.Popen[bytes]:
     """`python -m stages.member` for the job `j`, on which nobody else works."""
     told = {"CELERIAC_REDIS": redis_url, "CELERIAC_JOB": "j", "CELERIAC_PIPELINE": "flow.py", "CELERIAC_WORKER": "w"}
+    told |= more
     with open(site.kept_logs / "member.log", "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "stages.member"],
@@ -54,7 +56,7 @@ def workers(store: JobStore) -> list[WorkerFacts]:
 
 @pytest.fixture
 def store(site: Site, redis_url: str) -> JobStore:
-    site.write(LEAVES)
+    site.write(FLOW)
     store = JobStore(Scripts(connect(redis_url)))
     graph = load_graph(str(site.root / "work/flow.py"))
     store.create("j", compile_plan(graph, 1, Limits()))
@@ -62,12 +64,11 @@ def store(site: Site, redis_url: str) -> JobStore:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_a_member_that_is_asked_to_end_ends_its_workers_in_good_order_and_removes_what_they_left(
+def test_a_member_that_is_asked_to_end_ends_its_workers_in_good_order(
     site: Site, redis_url: str, store: JobStore, number: signal.Signals
 ) -> None:
     member = start(site, redis_url)
     wait_until(lambda: bool(workers(store)), "its worker is there", 60.0)
-    assert list(site.temporary.rglob("left-*"))
 
     member.send_signal(number)
 
@@ -75,3 +76,15 @@ def test_a_member_that_is_asked_to_end_ends_its_workers_in_good_order_and_remove
     assert [each.report["stopping"] for each in store.facts("j").workers] == [True]
     site.assert_clean("flow.py")
     store.erase("j")
+
+
+@pytest.mark.usefixtures("store")
+def test_what_spark_leaves_that_is_killed_goes_with_its_node(site: Site, redis_url: str) -> None:
+    site.write(LEAVES + FLOW)
+    member = start(site, redis_url, CELERIAC_ENGINE="spark")
+    wait_until(lambda: bool(list(site.temporary.rglob("left-*"))), "its worker has a file of its own", 60.0)
+
+    member.send_signal(signal.SIGTERM)
+
+    assert member.wait(30) == 0, (site.kept_logs / "member.log").read_text()
+    site.assert_clean("flow.py")
