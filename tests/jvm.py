@@ -22,6 +22,12 @@ from typing import Any, Final
 _SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """None lives long enough for the second compiler or for G1."""
 
+PYTHON: Final = "spark.python.daemon.module=tests.spark.daemon"
+"""The setting with which the Python processes of a session cost little."""
+
+FAST: Final = {"CELERIAC_SPARK_FAST_START": "1", "CELERIAC_SPARK_CONF": PYTHON}
+"""Variables of a command in a story that is not about how Spark starts."""
+
 _FOLDER: Final = Path(sys.prefix) / "celeriac-tests"
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _MOST_LISTED: Final = 1023
-_NOTHING: Final = pa.scalar(b"", pa.binary())
 
 
 class Pairs:
@@ -17,7 +16,7 @@ class Pairs:
 
     def __init__(self, *pieces: Any) -> None:
         """Arrays of bytes, without nulls: each pair is a piece of each of them, names and values as of `framed`."""
-        words = pc.binary_join_element_wise(*pieces, _NOTHING)
+        words = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
         _, ends, self._data = words.buffers()
         self._ends = memoryview(ends).cast("i")[words.offset :]
 

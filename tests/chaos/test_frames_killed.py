@@ -8,6 +8,7 @@ from typing import Final
 import psutil
 import pytest
 
+from tests import jvm
 from tests.e2e.chaos import Site, read_rows, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -68,7 +69,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 def test_each_row_counts_once_when_a_worker_and_its_spark_are_killed(site: Site) -> None:
     site.write(FLOW)
-    run = site.start("flow.py", "--workers", "1", CELERIAC_SPARK_FAST_START="1")
+    run = site.start("flow.py", "--workers", "1", **jvm.FAST)
 
     def wait_for(count: float) -> None:
         wait_until(lambda: run.assert_running() or run.taken() >= count, f"{count:.0f} records are taken", SECONDS)

@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 
+from tests import jvm
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
 
 pytestmark = pytest.mark.timeout(900)
@@ -31,7 +32,7 @@ by.aggregate(count(), name="n").sink(write.jsonl("out"), name="out")
 def start(site: Site, sequence: Sequence, *arguments: str) -> Run:
     site.write(sequence.text)
     given = ("--engine", "spark", "--stream", "--master", "local[2,4]", "--partitions", "2", *arguments)
-    return site.start("flow.py", *given, CELERIAC_SPARK_FAST_START="1")
+    return site.start("flow.py", *given, **jvm.FAST)
 
 
 def wait_for(run: Run, count: float) -> None:
@@ -86,7 +87,7 @@ def test_a_driver_that_is_frozen_past_its_lease_loses_all_to_a_worker_and_gets_s
 
 def test_a_ctrl_c_drains_it(site: Site) -> None:
     site.write(ENDLESS)
-    run = site.start("flow.py", "--engine", "spark", "--stream", "--partitions", "2", CELERIAC_SPARK_FAST_START="1")
+    run = site.start("flow.py", "--engine", "spark", "--stream", "--partitions", "2", **jvm.FAST)
     wait_for(run, 20)
 
     run.process.send_signal(2)

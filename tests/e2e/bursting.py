@@ -15,6 +15,7 @@ import psutil
 from pipeline.facts import JobFacts, PartitionFacts
 from pipeline.operations import Operation
 from pipeline.settings import Limits
+from tests import jvm
 from tests.e2e.chaos import Run, Sequence, Site, create_job, title_of, wait_until
 
 SECONDS: Final = 300.0
@@ -52,7 +53,7 @@ class Story:
         # However busy the machine is: a partition that is taken by force is one that was not given away when asked for.
         create_job(self.site, self.redis_url, "j", Limits(collect_seconds=SECONDS), partitions=4)
         arguments = ("--redis", self.redis_url, "--job-id", "j", *self.workers)
-        self.run: Run = self.site.start("flow.py", *arguments, CELERIAC_SPARK_FAST_START="1")
+        self.run: Run = self.site.start("flow.py", *arguments, **jvm.FAST)
         through = 2 * self.sequence.keys * FIRST
 
         def is_filled() -> bool:
@@ -82,7 +83,7 @@ class Story:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.cli.main", "burst", "j", "flow.py", *named],
                 cwd=self.folder,
-                env=self.site.environment(CELERIAC_REDIS=self.redis_url, CELERIAC_SPARK_FAST_START="1"),
+                env=self.site.environment(CELERIAC_REDIS=self.redis_url, **jvm.FAST),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

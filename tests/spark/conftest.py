@@ -17,5 +17,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A session with two cores and four attempts at a task."""
     os.environ["JAVA_TOOL_OPTIONS"] = jvm.options()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SETTINGS_VARIABLE, "spark.python.daemon.module=tests.spark.daemon")
+        patch.setenv(SETTINGS_VARIABLE, jvm.PYTHON)
         return spark_session("local[2,4]", tmp_path_factory.mktemp("spark") / "jvm.log")

@@ -1,7 +1,7 @@
-"""Starts the Python processes of the session of tests, as Spark's own daemon does, so that each of them costs little.
+"""Starts the Python processes of a session of tests, as Spark's own daemon does, so that each of them costs little.
 
 They are forked with all that tasks load, which takes one alone some seconds; and they do not look through that for
-garbage behind each task. Sessions of stories have Spark's own daemon.
+garbage behind each task. Stories of how a run begins and ends have Spark's own daemon.
 """
 
 from __future__ import annotations

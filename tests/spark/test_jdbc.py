@@ -23,6 +23,7 @@ from pipeline.sources.snapshots import owner_of
 from pipeline.spark.bulk.engine import BulkOptions, BulkRun, run_bulk
 from pipeline.spark.bulk.handover import positions
 from pipeline.store.senders import FeedAddress
+from tests import jvm
 from tests.e2e.chaos import Site, read_rows, wait_until
 from tests.runtime.harness import LocalJob
 
@@ -259,7 +260,7 @@ def test_a_job_whose_feeder_is_killed_needs_the_database_no_more(spark: Any, sit
     database.close()
     site.write(FLOW.format())
     secrets = {"SHOP": f"{database.url};password=s3cret1", "WORD": "s3cret2"}
-    run = site.start("flow.py", "--workers", "1", CELERIAC_SPARK_FAST_START="1", **secrets)
+    run = site.start("flow.py", "--workers", "1", **jvm.FAST, **secrets)
     wait_until(lambda: run.taken() >= 1_000, "1,000 records are taken", SECONDS)
     staging = run.folder / "staging"
     (owner,) = staging.iterdir()

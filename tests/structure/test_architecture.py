@@ -107,13 +107,23 @@ def test_nothing_is_ever_pickled(name: str) -> None:
 
 def test_what_users_import_is_light() -> None:
     heavy = ("redis", "celery", "kombu", "pyspark", "pyarrow", "pandas", "numpy", "deltalake")
-    program = f"import sys, pipeline; print([name for name in {heavy!r} if name in sys.modules])"
 
+    assert loaded_by("pipeline", *heavy) == []
+
+
+@pytest.mark.parametrize("module", ["pipeline.spark.datasource.entry", "pipeline.spark.bulk.engine", "stages.main"])
+def test_no_process_imports_pandas_before_it_is_asked_to(module: str) -> None:
+    # Half a second for each process of Python that Spark starts. To make any scalar of pyarrow imports it.
+    assert loaded_by(module, "pandas") == []
+
+
+def loaded_by(module: str, *names: str) -> list[str]:
+    """Which of these modules are there when a fresh process has imported that one."""
+    program = f"import sys, {module}; print(*(name for name in {names!r} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-
-    assert done.stdout.strip() == "[]"
+    return done.stdout.split()
 
 
 def test_no_package_imports_in_a_circle() -> None:

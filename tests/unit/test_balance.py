@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from leader.duties.balance import BUSY, GAIN, RESTED, WARM_UP_MS
 from leader.duties.moves import How, Move, Why, decide
 from leader.duties.outlook import Outlook
-from pipeline.facts import JobFacts, WorkerFacts
+from pipeline.facts import JobFacts, PartitionFacts, WorkerFacts
 from tests.unit.test_moves_decided import RUN, a_job, a_part
 
 Demands = dict[str, tuple[str, float]]
@@ -30,8 +31,13 @@ def workers_of(demands: Demands, names: list[str]) -> list[WorkerFacts]:
     return found
 
 
+@cache
+def part_of(number: str, owner: str) -> PartitionFacts:
+    return replace(a_part(int(number), owner), token=f"{owner}:{number}")
+
+
 def job_of(demands: Demands, names: list[str], now_ms: int = 1_000_000) -> JobFacts:
-    parts = [replace(a_part(int(n), owner), token=f"{owner}:{n}") for n, (owner, _) in demands.items()]
+    parts = [part_of(number, owner) for number, (owner, _) in demands.items()]
     return a_job(parts, workers_of(demands, names), now_ms=now_ms)
 
 

@@ -11,12 +11,13 @@ for i = 5, #KEYS do
 end
 local key = foreign(wanted)
 if key then return redis.error_reply('WRONGTYPE ' .. key) end
-local made = now(KEYS[1])
+now(KEYS[1])  -- stops here where somebody has bent the clock
 local is_whole = ARGV[4] == ''
+call('HSET', KEYS[1], 'plan', ARGV[2], 'generation', '0', 'table', '1', 'run_id', ARGV[3], 'gate', 'open')
 if not is_whole then call('HSET', KEYS[1], 'restoring', ARGV[4]) end
-call('HSET', KEYS[1], 'plan', ARGV[2], 'made_at', int(made), 'generation', '0', 'table', '1', 'run_id', ARGV[3], 'gate', 'open')
-enter(KEYS[1], is_whole and 'running' or 'cancelled', is_whole and '' or 'it is being restored')
-call('ZADD', KEYS[2], int(made), ARGV[1])
+local made = enter(KEYS[1], is_whole and 'running' or 'cancelled', is_whole and '' or 'it is being restored')
+call('HSET', KEYS[1], 'made_at', made)
+call('ZADD', KEYS[2], made, ARGV[1])
 for i = 5, #KEYS do call('HSET', KEYS[i], 'pos', '1-0', 'rec', '0', 'head', '0', 'sub', '0', 'bytes', '0', 'term', '0') end
 call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'kind', 'Created')
 return {1}

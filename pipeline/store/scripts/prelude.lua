@@ -290,7 +290,7 @@ local function end_ownerships(metas, outs, assignment, elapsed)
 end
 
 -- Puts a job into a state and writes it down; the newest 50 changes stay. Begins with a command that shrinks. By the job's
--- clock no change is earlier than the one before: who remembers more would take it for lost.
+-- clock no change is earlier than the one before: who remembers more would take it for lost. Returns the time of it.
 local function enter(job, state, reason)
   local time, ahead = now(job)
   local lines = {}
@@ -302,6 +302,7 @@ local function enter(job, state, reason)
   call('HDEL', job, 'reason')
   keep_time(job, time, ahead)
   call('HSET', job, 'state', state, 'reason', reason, 'changed_at', int(time), 'history', table.concat(lines, '\n'))
+  return int(time)
 end
 
 -- Takes the operation away, with a line for those who ask later; the newest 50 stay. Begins with a command that shrinks.

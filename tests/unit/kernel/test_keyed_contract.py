@@ -19,6 +19,7 @@ from pipeline.kernel.faults import OperatorError
 from pipeline.kernel.operators import Aggregate, Last, Reduce, StatefulMap
 from pipeline.kernel.testing import Harness, run
 from pipeline.records import MAX_TIME, Batch, Timer
+from tests.examples import OF_EACH_CASE
 
 Records = list[tuple[str, int]]
 
@@ -128,6 +129,7 @@ def test_one_record_marks_its_key_as_changed(operator: KeyedOperator) -> None:
 
 
 @every_operator
+@OF_EACH_CASE
 @given(records=records_of, cuts=st.lists(st.integers(0, 30), max_size=6), reload=st.booleans())
 def test_no_splitting_into_batches_and_no_reload_of_state_shows(
     operator: KeyedOperator, records: Records, cuts: list[int], reload: bool
@@ -145,6 +147,7 @@ def test_no_splitting_into_batches_and_no_reload_of_state_shows(
 
 
 @every_operator
+@OF_EACH_CASE
 @given(records=records_of)
 def test_other_keys_never_change_what_a_key_gets(operator: KeyedOperator, records: Records) -> None:
     together = played(operator, [records])
@@ -157,6 +160,7 @@ def test_other_keys_never_change_what_a_key_gets(operator: KeyedOperator, record
 
 
 @every_operator
+@OF_EACH_CASE
 @given(records=records_of)
 def test_the_input_is_left_as_it_was(operator: KeyedOperator, records: Records) -> None:
     batch = Batch([[value] for _, value in records], [key for key, _ in records])

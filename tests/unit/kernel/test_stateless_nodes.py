@@ -17,6 +17,7 @@ from pipeline.kernel.contract import Emitted
 from pipeline.kernel.faults import OperatorError
 from pipeline.kernel.testing import Harness
 from pipeline.records import MAX_TIME, Batch
+from tests.examples import OF_EACH_CASE
 
 Row = tuple[Any, Any, Any, Any]
 
@@ -66,6 +67,7 @@ every_case = pytest.mark.parametrize(("kind", "columns"), [(kind, one) for kind 
 
 
 @every_case
+@OF_EACH_CASE
 @given(values=st.lists(st.integers(0, 20), max_size=12), cuts=st.lists(st.integers(0, 12), max_size=3))
 def test_a_node_equals_its_reference_however_the_input_is_split(
     kind: str, columns: tuple[bool, bool, bool], values: list[int], cuts: list[int]

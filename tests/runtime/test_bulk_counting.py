@@ -19,7 +19,7 @@ from pipeline.spark.bulk.counting import counted_exchanges
 from pipeline.spark.bulk.engine import BulkOptions, BulkRun
 from pipeline.spark.bulk.rows import are_own_keys, keyed_batch
 
-LINES = [f"{'ab' * (number % 3)} w{number % 17} w{number % 5} {number % 2}" for number in range(240)]
+LINES = [f"{'ab' * (number % 3)} w{number % 17} w{number % 5} {number % 2}" for number in range(90)]
 
 
 def words_of(line: str) -> list[str]:
