@@ -167,7 +167,7 @@ def _one_more(state: int, _value: Any) -> int:
 
 
 COUNT = Aggregation("count()", int, _one_more, _itself, "count")
-"""The one instance that `count` returns: operators recognise it and count faster."""
+"""What `count` returns: operators recognise it, and copies of it, and count faster."""
 
 RESULTS: Final[dict[str, Callable[[Any], Any]]] = {
     "count": _itself,

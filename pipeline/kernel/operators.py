@@ -100,7 +100,7 @@ class Aggregate(KeyedOperator):
     ) -> Emitted:
         if isinstance(self.aggregation, dict):
             return Emitted(_aggregate_several(self.aggregation, keys, values, state))
-        if self.aggregation is COUNT:
+        if self.aggregation == COUNT:  # one that was carried to a task of Spark is a copy
             return Emitted(_count(keys, state))
         return Emitted(_aggregate(self.aggregation, keys, values, state))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from copy import copy
 from fractions import Fraction
 from functools import reduce
 from typing import Any
@@ -15,6 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.aggregates import Aggregation, count, maximum, mean, minimum, total
+from pipeline.kernel import operators
+from pipeline.kernel.operators import Aggregate
+from pipeline.kernel.testing import Harness
+from pipeline.records import Batch
 
 NUMBERS = [total, mean]
 ALL = [total, mean, minimum, maximum]
@@ -119,3 +124,12 @@ def test_no_two_keys_share_a_state(aggregation: Aggregation) -> None:
     aggregation.add(first, 1)
 
     assert second == aggregation.create()
+
+
+def test_a_count_that_was_carried_to_another_process_is_counted_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_aggregate", None)  # the slow way, for any aggregation
+    carried = Harness(Aggregate(copy(count())))
+
+    carried.push(Batch([7, 7, 7], ["a", "b", "a"]))
+
+    assert carried.outputs["out"][0].values == [1, 1, 2]
