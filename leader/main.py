@@ -26,7 +26,7 @@ from pipeline.store.scripts import Scripts
 
 logger = logging.getLogger("leader.main")  # its own name is __main__ when it runs
 
-_ALONE = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+_ALONE = {"without_gossip": True, "without_mingle": True, "without_heartbeat": True}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
 
@@ -96,14 +96,14 @@ def run(redis_url: str, name: str) -> int:
     clock.connect_signals()
     logger.info("leader starts: leader=%s pid=%d", name, os.getpid())
     try:
-        app.worker_main(
-            ["--quiet", "worker", "--beat", "--pool=solo", "--concurrency=1", f"--hostname=leader@{name}", *_ALONE]
-        )
+        # Not by Celery's command, which imports all of its others, and Flower, before it starts one.
+        worker = app.Worker(hostname=f"leader@{name}", pool="solo", concurrency=1, beat=True, quiet=True, **_ALONE)
+        worker.start()
     finally:
         clock.join()  # else its last tick might come after the queue was taken away
         round_.resign()
     logger.info("leader has ended: leader=%s", name)
-    return 1 if clock.is_lost else 0
+    return 1 if clock.is_lost else worker.exitcode or 0
 
 
 def configure_logging(**_: Any) -> None:

@@ -23,9 +23,10 @@ def main() -> int:
         return 3
     node = f"{{{settings.job}}}.{settings.worker}@{socket.gethostname()}"
     # Celery's own heartbeat stays: without it a worker cannot be told to send task events (`celeriac flower --events`).
-    quiet = ["--without-gossip", "--without-mingle", "--loglevel=WARNING"]
-    app.worker_main(["worker", "--pool=solo", f"--hostname={node}", *quiet])
-    return 0
+    # Not by Celery's command, which imports all of its others, and Flower, before it starts one.
+    worker = app.Worker(hostname=node, pool="solo", loglevel=logging.WARNING, without_gossip=True, without_mingle=True)
+    worker.start()
+    return worker.exitcode or 0
 
 
 if __name__ == "__main__":

@@ -30,8 +30,6 @@ PRELOADED: Final = (
     "pipeline.sources.main",
     "celery.apps.beat",
     "celery.apps.worker",
-    "celery.bin.celery",
-    "celery.bin.worker",
     "celery.concurrency.solo",
     "celery.worker.consumer",
     "celery.worker.strategy",
