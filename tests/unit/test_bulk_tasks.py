@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import read, routing
 from pipeline.codec import decode_batch, encode_batch
@@ -220,7 +223,30 @@ def test_timers_fire_by_due_time_and_upstream_first_and_those_that_were_cleared_
 
     assert [(timer.operator, timer.due) for timer in first] == [("down", 1), ("up", 3), ("up", 5)]
     assert [(timer.operator, timer.due) for timer in timers.take(9)] == [("up", 5), ("down", 5), ("up", 9)]
-    assert len(timers) == 0
+    assert not timers
+
+
+TIMERS = st.lists(
+    st.builds(Timer, st.sampled_from(["up", "down"]), st.sampled_from("abc"), st.integers(1, 3)), max_size=4
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["set", "clear", "fire"]), TIMERS), max_size=12))
+def test_open_timers_are_those_of_a_list_that_is_sorted_for_each_firing(changes: list[tuple[str, list[Timer]]]) -> None:
+    timers, expected = OpenTimers(["up", "down"]), list[Timer]()
+    for change, named in changes:
+        taken = timers.take(2) if change == "fire" else []
+        if change == "fire":
+            assert taken == sorted(expected, key=lambda timer: (timer.due, timer.operator == "down"))[:2]
+        added = named if change == "set" else []
+        cleared = {"set": [], "clear": named, "fire": taken[:1]}[change]
+
+        timers.change(Step({}, {}, added, cleared, 0), taken)
+
+        kept = [timer for timer in expected if timer not in taken] + taken
+        expected = list(dict.fromkeys([timer for timer in kept if timer not in cleared] + added))
+        assert Counter(timers) == Counter(expected)
+        assert bool(timers) == bool(expected)
 
 
 def test_files_of_two_attempts_have_different_names_and_full_ones_are_rotated(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ class _Work:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Ends the input, and tells the facts; the counts come last."""
         started = perf_counter()
-        while self._task.ends_input and len(self._stepper.timers):
+        while self._task.ends_input and self._stepper.timers:
             self._tell(self._stepper.fire(_TIMERS_PER_STEP))
             yield from self.rows.full()
         for edge in self._counted:

@@ -3,54 +3,74 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
 
 from pipeline.kernel.contract import Step
 from pipeline.records import Timer
 
+Moment: TypeAlias = tuple[int, int, str]
+"""Due time, and the operator behind its place in firing order."""
+
 
 class OpenTimers:
-    """A timer that is cleared stays in the heap until its turn comes, and is passed over then."""
+    """Those of one moment are together, by key: at the end of input it may be every key's.
+
+    A moment of which none is left stays in the heap until its turn comes, and is passed over then.
+    """
 
     def __init__(self, operators: Sequence[str]) -> None:
         self._rank = {operator: place for place, operator in enumerate(operators)}
-        self._open: dict[Timer, int] = {}
-        self._heap: list[tuple[int, int, int, Timer]] = []
-        self._numbers = count()
+        self._open: dict[Moment, dict[Any, Timer]] = {}
+        self._heap: list[Moment] = []
 
-    def __len__(self) -> int:
-        return len(self._open)
+    def __bool__(self) -> bool:
+        return bool(self._open)
 
     def __iter__(self) -> Iterator[Timer]:
-        """All that are open, in the order in which they were set."""
-        return iter(self._open)
+        """All that are open; those of one moment in the order in which they were set."""
+        for waiting in self._open.values():
+            yield from waiting.values()
 
     def add(self, timer: Timer) -> None:
         """Sets it; nothing changes where it is set."""
-        if timer not in self._open:
-            number = self._open[timer] = next(self._numbers)
-            heapq.heappush(self._heap, (timer.due, self._rank.get(timer.operator, -1), number, timer))
+        moment = self._moment(timer)
+        waiting = self._open.get(moment)
+        if waiting is None:
+            waiting = self._open[moment] = {}
+            heapq.heappush(self._heap, moment)
+        waiting.setdefault(timer.key, timer)
 
     def take(self, most: int) -> list[Timer]:
         """The next ones to fire. They are no longer open: what did not fire must be put back."""
         taken: list[Timer] = []
         while self._heap and len(taken) < most:
-            *_, number, timer = heapq.heappop(self._heap)
-            if self._open.get(timer) == number:
-                del self._open[timer]
-                taken.append(timer)
+            waiting = self._open.get(self._heap[0], {})
+            next_keys = list(islice(waiting, most - len(taken)))
+            taken += map(waiting.pop, next_keys)
+            if not waiting:
+                self._open.pop(heapq.heappop(self._heap), None)
         return taken
 
-    def put_back(self, timers: Sequence[Timer]) -> None:
+    def put_back(self, timers: Iterable[Timer]) -> None:
         for timer in timers:
             self.add(timer)
 
     def change(self, step: Step, given: Sequence[Timer] = ()) -> None:
         """What a step has set and cleared; of the timers that it was `given` those that have not fired stay open."""
-        cleared = set(step.timers_cleared)
-        self.put_back([timer for timer in given if timer not in cleared])
-        for timer in cleared:
-            self._open.pop(timer, None)
-        for timer in step.timers_set:
-            self.add(timer)
+        left = {(timer.operator, timer.key, timer.due): timer for timer in given}
+        for timer in step.timers_cleared:
+            if left.pop((timer.operator, timer.key, timer.due), None) is None:
+                self._remove(timer)
+        self.put_back(left.values())
+        self.put_back(step.timers_set)
+
+    def _remove(self, timer: Timer) -> None:
+        moment = self._moment(timer)
+        waiting = self._open.get(moment, {})
+        if waiting.pop(timer.key, None) is not None and not waiting:
+            del self._open[moment]
+
+    def _moment(self, timer: Timer) -> Moment:
+        return timer.due, self._rank.get(timer.operator, -1), timer.operator
