@@ -42,8 +42,8 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     own = {"SPARK_HOME": str(home), "JAVA_HOME": str(ensure_java(root)), "PYSPARK_PYTHON": sys.executable}
     own |= {"TMPDIR": str(root), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": jvm.options()}
     settings = {"spark.connect.grpc.binding.port": str(port), "spark.ui.enabled": "false"}
-    settings["spark.python.daemon.module"] = "tests.spark.daemon"
     arguments = [text for name, value in settings.items() for text in ("--conf", f"{name}={value}")]
+    arguments += ["--conf", jvm.PYTHON]
     server = subprocess.Popen(
         ["bash", str(home / "sbin/start-connect-server.sh"), "--master", "local[2,4]", *arguments],
         cwd=root,

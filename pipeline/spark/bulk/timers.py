@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ class OpenTimers:
 
     def __init__(self, operators: Sequence[str]) -> None:
         self._rank = {operator: place for place, operator in enumerate(operators)}
-        self._open: dict[Moment, dict[Any, Timer]] = {}
+        self._open: dict[Moment, OrderedDict[Any, Timer]] = {}
         self._heap: list[Moment] = []
 
     def __bool__(self) -> bool:
@@ -38,7 +39,9 @@ class OpenTimers:
         moment = self._moment(timer)
         waiting = self._open.get(moment)
         if waiting is None:
-            waiting = self._open[moment] = {}
+            waiting = self._open[moment] = (
+                OrderedDict()
+            )  # to take from the front of a dict is to pass over all that went
             heapq.heappush(self._heap, moment)
         waiting.setdefault(timer.key, timer)
 
@@ -46,7 +49,7 @@ class OpenTimers:
         """The next ones to fire. They are no longer open: what did not fire must be put back."""
         taken: list[Timer] = []
         while self._heap and len(taken) < most:
-            waiting = self._open.get(self._heap[0], {})
+            waiting = self._open.get(self._heap[0], OrderedDict())
             next_keys = list(islice(waiting, most - len(taken)))
             taken += map(waiting.pop, next_keys)
             if not waiting:
@@ -68,7 +71,7 @@ class OpenTimers:
 
     def _remove(self, timer: Timer) -> None:
         moment = self._moment(timer)
-        waiting = self._open.get(moment, {})
+        waiting = self._open.get(moment, OrderedDict())
         if waiting.pop(timer.key, None) is not None and not waiting:
             del self._open[moment]
 
