@@ -39,9 +39,8 @@ class OpenTimers:
         moment = self._moment(timer)
         waiting = self._open.get(moment)
         if waiting is None:
-            waiting = self._open[moment] = (
-                OrderedDict()
-            )  # to take from the front of a dict is to pass over all that went
+            # To take from the front of a plain dict is to pass over all that went before.
+            waiting = self._open[moment] = OrderedDict()
             heapq.heappush(self._heap, moment)
         waiting.setdefault(timer.key, timer)
 
