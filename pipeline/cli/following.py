@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from pipeline.cli.balances import alarm_line
 from pipeline.cli.console import Console
 from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.link import Link
 from pipeline.cli.progress import stage_rows
 from pipeline.cli.screen import Screen
-from pipeline.cli.services import NodeProcess, Server
-from pipeline.errors import JobStateError, StoreUnavailable
+from pipeline.cli.services import NodeProcess
+from pipeline.errors import JobStateError
 from pipeline.facts import JobFacts, waiting_for
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.losses import losses_since
@@ -35,61 +35,6 @@ HALT_SECONDS: Final = 2.0
 CLAIM_SECONDS: Final = 1.0
 MEMORY_SECONDS: Final = 2.0
 _FULL_SHARE: Final = 0.99
-
-OUTAGE_SECONDS: Final = 120.0
-_QUIET_OUTAGE_SECONDS: Final = 1.0
-
-_T = TypeVar("_T")
-
-
-class Link:
-    """The store seen through outages: our own server is started anew, a foreign one is waited for."""
-
-    def __init__(self, server: Server, screen: Screen, interrupts: Interrupts) -> None:
-        self._server = server
-        self._screen = screen
-        self._interrupts = interrupts
-        self._away_since: float | None = None
-        self._is_told = False
-
-    def attempt(self, call: Callable[[], _T]) -> _T | None:
-        """The call's answer, or None while Redis is away. Raises StoreUnavailable after OUTAGE_SECONDS of that."""
-        self.look_after()
-        try:
-            answer = call()
-        except StoreUnavailable as error:
-            self._wait_on(error)
-            return None
-        if self._is_told:
-            self._screen.note("Redis is back")
-        self._away_since, self._is_told = None, False
-        return answer
-
-    def insist(self, call: Callable[[], _T]) -> _T:
-        """The answer, never None, of a call that may be repeated without harm. May wait. Raises as `attempt` does."""
-        while True:
-            answer = self.attempt(call)
-            if answer is not None:
-                return answer
-            time.sleep(ROUND_SECONDS)
-
-    def look_after(self) -> None:
-        """Raises EnvironmentFault when our own server cannot be started again."""
-        with self._interrupts.deferred():  # half a start would leave a server that nobody knows
-            was_dead = self._server.revive()
-        if was_dead:
-            self._screen.warn("Redis died and was started again; the job goes on")
-
-    def _wait_on(self, error: StoreUnavailable) -> None:
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        away_seconds = now - self._away_since
-        if away_seconds > OUTAGE_SECONDS:
-            raise error
-        if away_seconds > _QUIET_OUTAGE_SECONDS and not self._is_told:
-            self._is_told = True
-            self._screen.warn("Redis does not answer; waiting for it")
 
 
 @dataclass(slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from pipeline.cli.link import Link
 from pipeline.errors import EnvironmentFault, JobStateError, PipelineError, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import ENDED, JobState
@@ -65,18 +66,17 @@ def new_job_id(pipeline: str, now: time.struct_time) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}"
 
 
-def open_job(
-    store: JobStore, job: str, plan: Plan, check: Callable[[], None], *, accepts_loss: bool = False
-) -> JobRecord:
+def open_job(store: JobStore, job: str, plan: Plan, link: Link, *, accepts_loss: bool = False) -> JobRecord:
     """The job, new or found. One that was cancelled, suspended or failed runs again; a finished one stays as it is.
 
     One that has halted, since Redis has lost writes of it, runs again with `accepts_loss` only, and no other with it.
 
     Raises PipelineError when it was made from another pipeline, JobStateError when another run works at it, or is
     about to, StoreError. May wait a few seconds for the heartbeats of a killed run to grow old, or for the first ones
-    of a run that submits the same job at this moment; `check` may then raise.
+    of a run that submits the same job at this moment, and for a Redis that is away; KeyboardInterrupt is raised only
+    while it waits.
     """
-    record = store.read(job) if accepts_loss else _made_or_found(store, job, plan)
+    record = link.insist(lambda: store.read(job) if accepts_loss else _made_or_found(store, job, plan), above=0)
     if record.restoring:
         raise JobStateError(
             f"the job {job!r} is being restored from {record.restoring}, or that was interrupted",
@@ -90,25 +90,39 @@ def open_job(
     if record.state is JobState.FINISHED:
         return record
     _check_losses(record, accepts_loss=accepts_loss)
-    _claim(store, record, check)
-    if accepts_loss:
-        if record.state not in ENDED:
-            store.transition(job, JobState.CANCELLED, "to accept its loss")
-        store.losses(job).accept(record)
-        return store.read(job)
-    if record.state is JobState.SUSPENDED:
-        go_on(store, record)
-    if record.state in (JobState.CANCELLED, JobState.FAILED):
-        store.transition(job, JobState.RUNNING)
-        if _was_draining(store, record):
-            # Its inboxes are closed: it ends as drained, never as if it had read all its input.
-            store.transition(job, JobState.DRAINING, "it was draining when it was stopped")
-    return store.read(job)
+    _claim(store, record, link)
+    return link.insist(lambda: _going_on(store, record, accepts_loss=accepts_loss), above=0)
 
 
 def go_on(store: JobStore, record: JobRecord, reason: str = "") -> None:
     """A suspended job runs again, and its input flows. Raises JobStateError, UnknownJob, StoreError."""
     store.transition(record.job, JobState.RUNNING, reason)
+    _let_input_flow(store, record)
+
+
+def _going_on(store: JobStore, found: JobRecord, *, accepts_loss: bool) -> JobRecord:
+    """Has a job that is claimed, and was found so, work; as it is then.
+
+    It looks at the job before each change, so it may be called again when no answer has come.
+    """
+    job, record = found.job, store.read(found.job)
+    if accepts_loss:
+        if record.generation == found.generation:
+            if record.state not in ENDED:
+                store.transition(job, JobState.CANCELLED, "to accept its loss")
+            store.losses(job).accept(record)
+        return store.read(job)
+    if record.state in ENDED:
+        store.transition(job, JobState.RUNNING)
+    if found.state is JobState.SUSPENDED:
+        _let_input_flow(store, found)
+    elif _was_draining(store, job):
+        # Its inboxes are closed: it ends as drained, never as if it had read all its input.
+        store.transition(job, JobState.DRAINING, "it was draining when it was stopped")
+    return store.read(job)
+
+
+def _let_input_flow(store: JobStore, record: JobRecord) -> None:
     for source in record.paused:
         store.pause(record, source, is_paused=False)
 
@@ -117,7 +131,7 @@ def _made_or_found(store: JobStore, job: str, plan: Plan) -> JobRecord:
     try:
         return store.read(job)
     except UnknownJob:
-        with suppress(JobStateError):  # another run has made it just now
+        with suppress(JobStateError):  # another run has made it just now, or this one, and was not told
             store.create(job, plan)
         return store.read(job)
 
@@ -135,32 +149,36 @@ def _check_losses(record: JobRecord, *, accepts_loss: bool) -> None:
         )
 
 
-def _was_draining(store: JobStore, record: JobRecord) -> bool:
-    """True when an entry inbox was closed before its source had been read to the end."""
+def _was_draining(store: JobStore, job: str) -> bool:
+    """True when the job runs though an entry inbox was closed before its source had been read to the end."""
+    partitions = store.facts(job).partitions
+    record = store.read(job)  # behind the partitions: an inbox is closed after its source is complete
     unread = {
         stage.index for stage in record.plan.stages if not stage.keyed and stage.name not in record.completed_sources
     }
-    return any(part.closed and part.stage in unread for part in store.facts(record.job).partitions)
+    return record.state is JobState.RUNNING and any(part.closed and part.stage in unread for part in partitions)
 
 
-def _claim(store: JobStore, record: JobRecord, check: Callable[[], None]) -> None:
+def _claim(store: JobStore, record: JobRecord, link: Link) -> None:
     """Returns when this run has the job: no worker is heard of, and no other run is about to start some."""
+    nonce = secrets.token_hex(8)
     lease = record.plan.limits.lease_seconds
     deadline = time.monotonic() + lease + 1.0
     while True:
-        check()
-        facts = store.facts(record.job)
+        facts = link.insist(lambda: store.facts(record.job), above=0)
         alive = [each.name for each in facts.workers if each.age_seconds < lease and not each.is_reported_dead]
         if alive and time.monotonic() > deadline:
             raise JobStateError(
                 f"the job {record.job!r} is being run by another process: worker {alive[0]} is alive",
                 hint=f"see `celeriac status {record.job}`, or cancel it first",
             )
-        if not alive and not _is_starting(facts) and store.claim(record.job, facts.record.claim):
-            return
+        if not alive and not _is_starting(facts):
+            taking = partial(store.claim, record.job, facts.record.claim, nonce)
+            if link.insist(taking, above=0):
+                return
         if not alive:
             deadline = time.monotonic() + lease + 1.0
-        time.sleep(_POLL_SECONDS)
+        link.pause(_POLL_SECONDS, above=0)
 
 
 def _is_starting(facts: JobFacts) -> bool:

@@ -6,15 +6,18 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from pipeline.books import Books
 from pipeline.cli.balances import alarm_line, disagreements
 from pipeline.cli.bulk import SparkOptions, check_stream, has_engine
 from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.filewatch import FileWatch
-from pipeline.cli.following import Follower, Link
+from pipeline.cli.following import Follower
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.link import Link
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of
 from pipeline.cli.pools import PoolWorkers, all_pools, kept_pools
@@ -42,6 +45,7 @@ from pipeline.sources.versions import needs_copy
 from pipeline.store.books import BookStore
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
+from pipeline.store.letters import DeadLetter
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.permissions import check_permissions
 from pipeline.store.scaling import ScalingStore
@@ -116,17 +120,30 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
             if options.savepoint is not None:
                 for line in restored_lines(options.savepoint.restore(scripts, job, plan)):
                     screen.note(line)
-        # A registered job must not be left to nobody, so no interrupt here until it is in the hands of a Run.
-        record = open_job(JobStore(scripts), job, plan, interrupts.check, accepts_loss=options.accepts_loss)
-        if record.state is not JobState.FINISHED:
-            begun = options.savepoint.url if options.savepoint else ""
-            version = this_version("run", options.target, plan.fingerprint, begun)
-            VersionStore(scripts).add(job, version, submitted=False)
+        # Redis has answered: from here on it is waited for. A registered job must not be left to nobody, so until it is
+        # in the hands of a Run an interrupt is heard only while Redis is away, or another run has the job.
+        link = Link(server, screen, interrupts)
+        try:
+            record = _opened(link, scripts, job, plan, options)
+        except KeyboardInterrupt:
+            if options.redis_url or options.job_id:
+                screen.warn(f"interrupted; if Redis has the job {job} already, --job-id {job} goes on with it")
+            raise
         for line in kept_pools(record.plan, plan):
             screen.warn(line)
         workspace.is_kept = not is_portable
-        run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, started_at)
+        run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, link, started_at)
         return run.to_end(stack)
+
+
+def _opened(link: Link, scripts: Scripts, job: str, plan: Plan, options: RunOptions) -> JobRecord:
+    """The job, claimed by this run, with what it runs among its versions. Raises as `open_job` and `this_version`."""
+    record = open_job(JobStore(scripts), job, plan, link, accepts_loss=options.accepts_loss)
+    if record.state is not JobState.FINISHED:
+        begun = options.savepoint.url if options.savepoint else ""
+        version = this_version("run", options.target, plan.fingerprint, begun)
+        link.insist(partial(VersionStore(scripts).add, job, version, submitted=False), above=0)
+    return record
 
 
 def _want_bursts(sizes: Iterable[PoolWorkers]) -> bool:
@@ -170,6 +187,7 @@ class Run:
     workspace: Workspace
     screen: Screen
     interrupts: Interrupts
+    link: Link
     started_at: float
     workers: dict[str, int] = field(default_factory=dict)
     """How many there are at first, by pool."""
@@ -195,6 +213,9 @@ class Run:
         stack.callback(self._discard_unless_kept)
         try:
             self._size()
+        except KeyboardInterrupt:
+            self._cancel("Ctrl-C")
+            return Exit.INTERRUPTED
         except StoreError as error:
             raise self._failed_by(error) from error
         node = NodeProcess(self._node_settings(), self.workspace.logs)
@@ -223,18 +244,19 @@ class Run:
 
     def _work(self, store: JobStore, node: NodeProcess) -> Exit:
         self.interrupts.check()
-        link = Link(self.server, self.screen, self.interrupts)
         console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
         file = FileWatch(file_of(self.options.target))
         node.start()
-        follower = Follower(self.job, store, link, node, console, self.screen, self.interrupts, file, self.record.claim)
+        follower = Follower(
+            self.job, store, self.link, node, console, self.screen, self.interrupts, file, self.record.claim
+        )
         facts = follower.until_ended()
         self.screen.end_progress()
         if facts.record.state is not JobState.PUBLISHING:
             return self._ended_early(facts)
-        link.insist(console.print_all)
-        published = self._publish(store, link, facts)
+        self.link.insist(console.print_all)
+        published = self._publish(store, facts)
         node.close()
         self.workspace.is_kept = False
         ready_at = follower.ready_at or time.monotonic()
@@ -245,12 +267,13 @@ class Run:
         store, sizes = ScalingStore(self.scripts), self._sizes()
         for pool in self.record.scaled:
             if pool not in sizes or sizes[pool].scaling is None:
-                store.fix(self.job, pool)
+                self.link.insist(partial(store.fix, self.job, pool), above=0)
         for pool, size in sizes.items():
             if size.scaling is None:
                 self.workers[pool] = 1 if size.count is None else size.count
             else:
-                self.workers[pool] = store.configure(self.job, size.scaling, size.count, pool)
+                configure = partial(store.configure, self.job, size.scaling, size.count, pool)
+                self.workers[pool] = self.link.insist(configure, above=0)
 
     def _sizes(self) -> dict[str, PoolWorkers]:
         return all_pools(self.plan, PoolWorkers(self.options.workers, self.options.scaling), self.options.pools)
@@ -311,23 +334,23 @@ class Run:
             elif is_endless(source.spec.format, source.spec.options):
                 self.screen.note(f"source {source.name} is followed until Ctrl-C")
 
-    def _publish(self, store: JobStore, link: Link, facts: JobFacts) -> list[Published]:
+    def _publish(self, store: JobStore, facts: JobFacts) -> list[Published]:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
         with self.interrupts.immediate(above=max(1, self.interrupts.count)):
-            published = link.insist(lambda: publish_job(store, facts.record))
-        self._check_kept(store, link, facts)
-        link.insist(lambda: self._finish(store, published))
+            published = self.link.insist(lambda: publish_job(store, facts.record))
+        self._check_kept(store, facts)
+        self.link.insist(lambda: self._finish(store, published))
         discard_job(facts.record)
         return published
 
-    def _check_kept(self, store: JobStore, link: Link, before: JobFacts) -> None:
+    def _check_kept(self, store: JobStore, before: JobFacts) -> None:
         """Raises TailLost when Redis has less than it had before its files were published: they are not whole then."""
-        lines = losses_since(before, link.insist(lambda: store.facts(self.job)), "the run")
+        lines = losses_since(before, self.link.insist(lambda: store.facts(self.job)), "the run")
         if lines:
-            link.insist(lambda: store.losses(self.job).report(before.record.run, lines))
+            self.link.insist(lambda: store.losses(self.job).report(before.record.run, lines))
             raise TailLost(f"{LOST}: {'; '.join(lines)}")
 
-    def _finish(self, store: JobStore, published: list[Published]) -> bool:
+    def _finish(self, store: JobStore, published: list[Published]) -> None:
         """Raises JobFailed when somebody has ended the job while it was published."""
         try:
             store.transition(self.job, JobState.FINISHED)
@@ -340,7 +363,6 @@ class Run:
                     f"what was published stands: {where}",
                     hint=self._how_to_go_on(),
                 ) from error
-        return True
 
     def _ended_early(self, facts: JobFacts) -> Exit:
         """Somebody else ended the job: the leader, a feeder, the node, or another command."""
@@ -361,15 +383,12 @@ class Run:
         return Exit.FINISHED  # another process has published it
 
     def _report(self, store: JobStore, published: list[Published], start_seconds: float, is_drained: bool) -> Exit:
-        facts = store.facts(self.job)
-        letters = store.dead_letters(self.job, SHOWN_LETTERS)
+        facts, letters, totals, books = self.link.insist(lambda: self._read_all(store))
         total_seconds = time.monotonic() - self.started_at
         sinks = list(zip(file_sinks(self.plan), published, strict=True))
-        totals = store.log_totals(facts.record)
         given = {
             sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
         }
-        books = BookStore(self.scripts).read(facts.record)
         result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given, books)
         for line in result_lines(result):
             self.screen.note(line)
@@ -380,6 +399,11 @@ class Run:
         if is_drained:
             return Exit.INTERRUPTED
         return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
+
+    def _read_all(self, store: JobStore) -> tuple[JobFacts, list[DeadLetter], dict[str, int], Books]:
+        facts = store.facts(self.job)
+        letters = store.dead_letters(self.job, SHOWN_LETTERS)
+        return facts, letters, store.log_totals(facts.record), BookStore(self.scripts).read(facts.record)
 
     def _finished_before(self, store: JobStore) -> Exit:
         discard_job(self.record)  # in case whoever published it was killed before

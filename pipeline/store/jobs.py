@@ -101,12 +101,13 @@ class JobStore:
         if answer[0] != 1:
             raise JobStateError(f"job {job!r} exists already; it is {_words(answer[1])}")
 
-    def claim(self, job: str, before: str) -> str:
+    def claim(self, job: str, before: str, nonce: str = "") -> str:
         """Takes the job for a run that is about to start workers, or for who publishes; the claim by which it holds it.
 
-        Nothing when the job's claim is not `before` any more: another one has taken it. Raises UnknownJob.
+        Nothing when the job's claim is not `before` any more: another one has taken it. With a `nonce`, of which no
+        other caller knows, it may be called again when no answer has come. Raises UnknownJob.
         """
-        return self._claim(job, before, secrets.token_hex(8))
+        return self._claim(job, before, nonce or secrets.token_hex(8))
 
     def hold_claim(self, job: str, claim: str) -> str:
         """Says so again. It may be called again with the same claim when no answer has come. Raises as `claim`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import redis
 
 from pipeline.embedded.redis import EmbeddedRedis
 from tests.e2e.chaos import Sequence, Site, a_chance, moments, wait_until
@@ -80,3 +81,33 @@ def test_a_foreign_redis_that_is_away_for_ten_seconds_is_waited_for(site: Site) 
     assert "Redis does not answer; waiting for it" in run.said()
     sequence.check(run.folder / "out")
     site.assert_clean("flow.py", "out")
+
+
+def test_a_foreign_redis_that_dies_as_soon_as_the_job_is_registered_is_waited_for(site: Site, fast_disk: str) -> None:
+    sequence = Sequence(count=200)
+    site.write(sequence.text)
+    with EmbeddedRedis.start(Path(fast_disk)) as server, redis.Redis.from_url(server.url) as client:
+        run = site.start("flow.py", "--workers", "2", "--redis", server.url, "--job-id", "x")
+        while not client.exists("celeriac:{x}:job"):  # as fast as it can: before the run has read what it made
+            run.assert_running()
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: "Redis does not answer; waiting for it" in run.said(), "the run waits")
+        server.restart()
+        run.finish()
+
+    sequence.check(run.folder / "out")
+
+
+def test_ctrl_c_while_a_redis_is_away_that_may_have_the_job_says_how_to_go_on(site: Site, fast_disk: str) -> None:
+    site.write(Sequence(count=200).text)
+    with EmbeddedRedis.start(Path(fast_disk)) as server, redis.Redis.from_url(server.url) as client:
+        run = site.start("flow.py", "--workers", "2", "--redis", server.url, "--job-id", "x")
+        while not client.exists("celeriac:{x}:job"):
+            run.assert_running()
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: "Redis does not answer; waiting for it" in run.said(), "the run waits")
+        run.process.send_signal(signal.SIGINT)
+        run.finish(code=130)
+
+    assert "--job-id x" in run.said()
+    site.assert_clean("flow.py")

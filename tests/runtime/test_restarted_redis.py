@@ -16,8 +16,8 @@ import pytest
 
 from leader.wiring import make_round
 from pipeline import Pipeline, read, write
-from pipeline.cli.following import Link
 from pipeline.cli.interrupts import Interrupts
+from pipeline.cli.link import Link
 from pipeline.cli.run import Run, RunOptions
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import Server, Workspace
@@ -724,11 +724,12 @@ def test_what_is_published_while_redis_loses_its_last_writes_does_not_count_as_t
                 Workspace(tmp_path),
                 screen,
                 interrupts,
+                Link(at, screen, interrupts),
                 0.0,
             )
 
             with pytest.raises(TailLost, match="the run had seen commits up to 3-1/0"):
-                run._publish(job.jobs, Link(at, screen, interrupts), facts)
+                run._publish(job.jobs, facts)
 
         assert job.jobs.state("j") is JobState.FAILED
         assert "stage 0 partition 0: the run had seen" in losses(job)[0]
