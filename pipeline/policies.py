@@ -7,7 +7,6 @@ import random
 from typing import Final, Literal
 
 import msgspec
-from tenacity import RetryCallState, Retrying, wait_exponential
 
 from pipeline.errors import PipelineError
 
@@ -34,9 +33,7 @@ class ErrorPolicy(msgspec.Struct, frozen=True):
 
     def pause_seconds(self, attempt: int, rng: random.Random) -> float:
         """How long to wait behind the failed attempt of this number, from 1 on: doubling, bounded, with jitter."""
-        state = RetryCallState(Retrying(), None, (), {})
-        state.attempt_number = attempt
-        longest = wait_exponential(multiplier=self.first_seconds, max=self.most_seconds)(state)
+        longest = min(self.most_seconds, self.first_seconds * 2.0 ** min(attempt - 1, MOST_ATTEMPTS))
         return longest * rng.uniform(0.5, 1.0)
 
 

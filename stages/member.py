@@ -24,6 +24,7 @@ from typing import Final
 
 from pipeline.bursts import is_burst_pool
 from pipeline.cli.services import scratch_environment
+from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
     CeleriacError,
     DecodingError,
@@ -359,4 +360,4 @@ def _main(stop: threading.Event, starter: Starter) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_this_process(main())

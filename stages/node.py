@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pipeline.cli.nodes import NodeSettings
+from pipeline.embedded.process import end_this_process
 from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
 from pipeline.pools import POOL
@@ -305,4 +306,4 @@ def _scripts(settings: NodeSettings) -> Scripts:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_this_process(main())

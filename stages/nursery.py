@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.embedded.process import die_with_parent
+from pipeline.embedded.process import die_with_parent, end_this_process
 from stages.supervision import ChildSpec, Process, Starter, execute
 
 PRELOADED: Final = (
@@ -87,10 +87,26 @@ class Nursery:
     def open(cls, modules: Sequence[str] = PRELOADED) -> Nursery:
         """Forks it. To be called before there is any thread. Raises NurseryGone when there is one, OSError.
 
-        In a process that it starts later this call does not return: it raises SystemExit when the module has ended.
+        In a process that it starts later this call does not return: that ends when the module has ended.
         """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may have had it ignored: no exit code then
         os.environ.setdefault("NOSETPS", "1")  # Celery would give its processes titles of its own
+        gc.disable()  # what is imported stays, and to look for garbage in it takes a tenth of the time
+        try:
+            ours, theirs, pid = cls._fork(modules)
+        finally:
+            gc.enable()
+        if pid == 0:
+            ours.close()
+            module = _keep(theirs)
+            end_this_process(import_module(module).main())
+        gc.unfreeze()
+        theirs.close()
+        return cls(ours, pid)
+
+    @staticmethod
+    def _fork(modules: Sequence[str]) -> tuple[socket.socket, socket.socket, int]:
+        """The agent's end of their link, the nursery's, and its pid, which is 0 in the nursery itself."""
         for module in modules:
             import_module(module)
         if len(list(Path("/proc/self/task").iterdir())) > 1:
@@ -98,18 +114,12 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
-        gc.collect()
         gc.freeze()  # else the first collection of each child would copy all that it shares
         tie = die_with_parent(signal.SIGKILL)
         pid = os.fork()
         if pid == 0:
-            ours.close()
             tie()
-            module = _keep(theirs)
-            sys.exit(import_module(module).main())
-        gc.unfreeze()
-        theirs.close()
-        return cls(ours, pid)
+        return ours, theirs, pid
 
     def start(self, module: str, title: str, env: Mapping[str, str], log: int) -> int:
         """The pid of a new process with that environment, in a session of its own; `log` takes stdout and stderr.

@@ -1,12 +1,17 @@
-"""What `celeriac ping` asks for health checks. Changes nothing."""
+"""`celeriac ping`, for health checks. Changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
+import click
+
+from pipeline.cli.options import DEBUG, SERVER
+from pipeline.cli.options import job_id as as_job_id
 from pipeline.errors import EnvironmentFault, UnknownJob
 from pipeline.lifecycle import WORKING
+from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry
 from pipeline.store.scripts import Scripts
@@ -16,6 +21,20 @@ PING_SECONDS: Final = 3.0
 
 LEADER_SECONDS: Final = 5.0
 """A leader says that it is there each 0.25 s; after this long it is stuck, cut off or gone."""
+
+
+@click.command()
+@SERVER
+@click.option("--leader", metavar="NAME", help="A leader process of this name must be at work.")
+@click.option("--job", callback=as_job_id, help="With --worker: the job that it serves.")
+@click.option("--worker", metavar="NAME", help="A worker of this name must be at work, unless the job is not.")
+@DEBUG
+def ping(redis_url: str, leader: str | None, job: str | None, worker: str | None) -> None:
+    """Check that Redis answers, and that a leader or a worker does its work. For health checks: exit code 0 or 3."""
+    if (job is None) != (worker is None):
+        raise click.UsageError("--job and --worker go together")
+    for line in check_health(Scripts(connect(redis_url, timeout_seconds=PING_SECONDS)), leader, job, worker):
+        click.echo(line)
 
 
 def check_health(scripts: Scripts, leader: str | None, job: str | None, worker: str | None) -> Iterator[str]:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
     CeleriacError,
     JobRestored,
@@ -35,7 +36,7 @@ def main() -> None:
     """The console script."""
     code = run_command(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up: a late Ctrl-C would only print a traceback
-    sys.exit(code)
+    end_this_process(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, BinaryIO, Final
 
+import click
 import msgspec
 
-from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.exits import HELP, Exit, JobFailed
+from pipeline.cli.options import DEBUG, JOB, SERVER
+from pipeline.cli.screen import Screen
 from pipeline.codec import shown
 from pipeline.errors import CeleriacError, EncodingError, InboxClosed, InboxFull, InputError, JobStateError
 from pipeline.producer import Producer
@@ -33,6 +37,35 @@ class Line:
     value: Any
     id: Any
     timestamp: Any
+
+
+@click.command(epilog=HELP)
+@JOB
+@SERVER
+@click.option("--source", help="The source's name, where the pipeline has several that take records.")
+@click.option("--name", help="A name of this sender that stays through restarts; it fences off an older process.")
+@click.option(
+    "--wait",
+    "wait_seconds",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for a job that is full, or for Redis.",
+)
+@click.option("--quiet", is_flag=True, help="Show errors only.")
+@DEBUG
+def produce(job: str, redis_url: str, source: str | None, name: str | None, wait_seconds: float, quiet: bool) -> Exit:
+    """Send records from standard input into a running job, which must read from read.producer().
+
+    One JSON object a line: {"key": "k", "value": 1, "id": "evt-1", "timestamp": 1700000000000}. Only the value is
+    needed. It ends when the job has them all. A bad line is named, and nothing behind it is sent.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed", hint="celeriac produce JOB < records.jsonl")
+    with Screen(quiet) as screen:
+        producer = Producer(job, redis_url, source=source, name=name, full_timeout_seconds=wait_seconds)
+        with producer:
+            return produce_lines(sys.stdin.buffer, producer, screen.note)
 
 
 def produce_lines(

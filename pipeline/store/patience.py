@@ -6,11 +6,12 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class Patience:
 
     def through_outages(self, call: Callable[[], list[Any]]) -> list[Any]:
         """Runs a call that may safely be repeated until Redis answers. Raises StoreUnavailable in the end."""
+        # Not at the top: it takes each process a tenth of a second, and most of them have nothing to wait for.
+        from tenacity import Retrying, retry_if_exception_type
+
         until = self.clock() + self.outage_seconds
         return Retrying(
             retry=retry_if_exception_type(StoreUnavailable),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Any, Final
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -27,11 +28,13 @@ _IN_SCRIPTS: Final = (
 _BY_CLIENTS: Final = (
     "PING", "INFO server", "TIME", "HGETALL .", "HGET . f", "HMGET . f", "HLEN .", "HSCAN . 0", "ZSCAN . 0",
     "SCAN 0 MATCH .", "XRANGE . - +", "XREAD STREAMS . 0", "XLEN .", "ZRANGE . 0 -1", "ZSCORE . m", "LLEN .",
-    "SMEMBERS .", "MEMORY USAGE .", "EXISTS .", "EVALSHA 0000000000000000000000000000000000000000 0", "BRPOP . 0.01",
-    "LPUSH . m", "RPOP .", "SADD . m", "SREM . m",
-    "PUBLISH . m", "WATCH .", "UNWATCH", "MULTI", "DISCARD",
+    "SMEMBERS .", "MEMORY USAGE .", "EXISTS .", "EVALSHA 0000000000000000000000000000000000000000 0",
+    "LPUSH . m", "BRPOP . 0.01", "RPOP .", "SADD . m", "SREM . m", "PUBLISH . m",
 )  # fmt: skip
 """What we, and Celery, send without a script."""
+
+_ALONE: Final = ("WATCH .", "UNWATCH", "MULTI", "DISCARD")
+"""As before, but nothing is sent beside it."""
 
 _PROBING: Final = """
 redis.call('HDEL', KEYS[1], 'f')
@@ -54,14 +57,14 @@ def check_permissions(client: Any) -> None:
     """
     probe = f"{keys.PREFIX}probe:{secrets.token_hex(4)}"
     with translated():
-        missing = [command.split()[0] for command in _BY_CLIENTS if _is_refused(client, command, probe)]
+        missing = [command.split()[0] for command in _refused(client, probe)]
+        answers = []
         try:
             answers = client.eval(_PROBING, 1, probe, *_IN_SCRIPTS)
         except ResponseError as error:
-            if not _names_permission(error):
+            if not _is_refusal(error):
                 raise
             missing.append(_named(str(error)))
-            answers = []
     for answer in answers:
         command, _, why = answer.decode("utf-8", "replace").partition(" ")
         if _is_permission(why):
@@ -72,12 +75,34 @@ def check_permissions(client: Any) -> None:
         )
 
 
-def _is_refused(client: Any, command: str, probe: str) -> bool:
+def _refused(client: Any, probe: str) -> Iterator[str]:
+    pipe = client.pipeline(transaction=False)
+    for command in _BY_CLIENTS:
+        pipe.execute_command(*_words(command, probe))
     try:
-        client.execute_command(*(probe if word == "." else word for word in command.split()))
-    except ResponseError as error:
-        return _names_permission(error)
-    return False
+        answers = pipe.execute(raise_on_error=False)
+    except ResponseError as error:  # of what is sent at each connect
+        if not _is_refusal(error):
+            raise
+        yield "CLIENT"
+        return
+    for command, answer in zip(_BY_CLIENTS, answers, strict=True):
+        if _is_refusal(answer):
+            yield command
+    for command in _ALONE:
+        try:
+            client.execute_command(*_words(command, probe))
+        except ResponseError as error:
+            if _is_refusal(error):
+                yield command
+
+
+def _words(command: str, probe: str) -> list[str]:
+    return [probe if word == "." else word for word in command.split()]
+
+
+def _is_refusal(answer: Any) -> bool:
+    return isinstance(answer, ResponseError) and _names_permission(answer)
 
 
 def _names_permission(error: ResponseError) -> bool:

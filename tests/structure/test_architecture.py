@@ -106,7 +106,7 @@ def test_nothing_is_ever_pickled(name: str) -> None:
 
 
 def test_what_users_import_is_light() -> None:
-    heavy = ("redis", "celery", "kombu", "pyspark", "pyarrow", "pandas", "numpy", "deltalake")
+    heavy = ("redis", "celery", "kombu", "pyspark", "pyarrow", "pandas", "numpy", "deltalake", "tenacity", "asyncio")
 
     assert loaded_by("pipeline", *heavy) == []
 
@@ -115,6 +115,19 @@ def test_what_users_import_is_light() -> None:
 def test_no_process_imports_pandas_before_it_is_asked_to(module: str) -> None:
     # Half a second for each process of Python that Spark starts. To make any scalar of pyarrow imports it.
     assert loaded_by(module, "pandas") == []
+
+
+def test_a_command_imports_no_other() -> None:
+    program = """
+import sys
+from pipeline.cli.commands import celeriac
+celeriac.commands["ping"]
+print(*(name for name in sys.modules if name.startswith("pipeline.cli.")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert "pipeline.cli.health" in done.stdout
+    assert "pipeline.cli.run" not in done.stdout
 
 
 def loaded_by(module: str, *names: str) -> list[str]:
