@@ -6,22 +6,23 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-import psycopg
 import pytest
 import redis
 from hypothesis import settings
 
 from pipeline.embedded.redis import EmbeddedRedis
 from tests.e2e.chaos import Site
-from tests.postgres import PostgresServer
 from tests.strangers import strangers
 
-# No test is timed. The quick profile keeps the suite fit to be run often; thorough is for a hunt.
-settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("thorough", max_examples=500, deadline=None)
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
+
+# No test is timed. The quick profile keeps the suite fit to be run often; the thorough one is a step of .ci/run.
+settings.register_profile("quick", max_examples=10, deadline=None)
+settings.register_profile("thorough", max_examples=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
@@ -86,6 +87,8 @@ def redis_url(request: pytest.FixtureRequest, redis_server: EmbeddedRedis) -> It
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The session's PostgreSQL. A test that breaks a server starts one of its own."""
+    from tests.postgres import PostgresServer  # not at the top: most tests need none
+
     server = PostgresServer()
     server.start()
     yield server
@@ -96,11 +99,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database."""
     name = f"t{uuid4().hex}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
+    postgres_server.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
     yield postgres_server.database(name)
-    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -55,6 +55,11 @@ class PostgresServer:
     def database(self, name: str) -> str:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
 
+    def execute(self, statement: str) -> None:
+        """As the superuser, outside of any transaction."""
+        with psycopg.connect(self.url, autocommit=True) as admin:
+            admin.execute(statement)
+
     def start(self, *, is_durable: bool = False) -> None:
         """Returns when it takes connections."""
         options = ["shared_buffers=32MB", "max_connections=50", "unix_socket_directories="]

@@ -411,11 +411,12 @@ class LocalJob:
 
     def state(self, stage: int = 1) -> dict[tuple[str, Any], Any]:
         """(operator, key) -> state, as it is stored."""
-        found = {}
+        pipe = self.client.pipeline(transaction=False)
         for group in range(GROUPS):
-            for field, data in self.client.hgetall(keys.state(self.job, stage, group)).items():
-                found[split_state_field(field)] = decode_value(data)
-        return found
+            pipe.hgetall(keys.state(self.job, stage, group))
+        return {
+            split_state_field(field): decode_value(data) for fields in pipe.execute() for field, data in fields.items()
+        }
 
     def meta(self, place: Place) -> dict[str, str]:
         return {k.decode(): v.decode() for k, v in self.client.hgetall(keys.meta(self.job, *place)).items()}
