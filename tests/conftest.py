@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -49,11 +50,13 @@ FIRST: Final = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        own = item.path.relative_to(Path(__file__).parent)
-        return next((at for at, name in enumerate(FIRST) if own.is_relative_to(name)), len(FIRST))
+    items.sort(key=lambda item: _place(item.path))
 
-    items.sort(key=place)
+
+@cache
+def _place(path: Path) -> int:
+    own = path.relative_to(Path(__file__).parent)
+    return next((at for at, name in enumerate(FIRST) if own.is_relative_to(name)), len(FIRST))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
