@@ -125,8 +125,10 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
     if master.startswith("local"):
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     fast = " -XX:TieredStopAtLevel=1" if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1" else ""
-    # Drivers of databases give times in the zone of their JVM.
-    ours["spark.driver.extraJavaOptions"] = f"-Duser.timezone=UTC{fast}"
+    # A JVM that is killed, as by `_stop`, leaves its temporary files. Drivers of databases give times in its zone.
+    (folder / "java").mkdir()
+    temporary = f'-Djava.io.tmpdir="{folder / "java"}" -XX:-UsePerfData'
+    ours["spark.driver.extraJavaOptions"] = f"-Duser.timezone=UTC {temporary}{fast}"
     ours["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     return ours
 

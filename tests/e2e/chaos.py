@@ -185,7 +185,7 @@ class Site:
             "HOME": self.home,
             "XDG_CACHE_HOME": self.root / "cache",
             "PYTHONPATH": ROOT,
-            "JAVA_TOOL_OPTIONS": jvm.options(),
+            "JAVA_TOOL_OPTIONS": f'{jvm.options()} -Djava.io.tmpdir="{self.temporary}"',
         }
         own = {MARK: self.mark, **{name: str(place) for name, place in places.items()}}
         return {**{name: value for name, value in os.environ.items() if name not in FOREIGN}, **own, **more}
