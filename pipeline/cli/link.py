@@ -29,7 +29,10 @@ class Link:
         self._is_told = False
 
     def attempt(self, call: Callable[[], _T]) -> _T | None:
-        """The call's answer, or None while Redis is away. Raises StoreUnavailable after OUTAGE_SECONDS of that."""
+        """The call's answer, or None while Redis is away.
+
+        Raises StoreUnavailable after OUTAGE_SECONDS of that, EnvironmentFault when our own cannot be started again.
+        """
         answers = self._try(call)
         return answers[0] if answers else None
 
@@ -47,15 +50,14 @@ class Link:
         time.sleep(seconds)
         self._interrupts.check(above)
 
-    def look_after(self) -> None:
-        """Raises EnvironmentFault when our own server cannot be started again."""
+    def _look_after(self) -> None:
         with self._interrupts.deferred():  # half a start would leave a server that nobody knows
             was_dead = self._server.revive()
         if was_dead:
             self._screen.warn("Redis died and was started again; the job goes on")
 
     def _try(self, call: Callable[[], _T]) -> tuple[_T] | None:
-        self.look_after()
+        self._look_after()
         try:
             answer = call()
         except StoreUnavailable as error:

@@ -17,6 +17,7 @@ from typing import Final
 
 import pipeline
 from pipeline.cli.nodes import NodeSettings
+from pipeline.embedded.java import options_for_temporary_files
 from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import EnvironmentFault
@@ -210,12 +211,12 @@ class MemberProcess:
 
 
 def scratch_environment(temporary: str) -> dict[str, str]:
-    """Temporary files must lie in our folder: a JVM that is killed leaves its own.
+    """Temporary files must lie in our folder.
 
     The processes run with `-P`, so that no module of the current folder shadows one of ours or of a library.
     """
-    java = f'-Djava.io.tmpdir="{temporary}" -XX:-UsePerfData'
-    found = {"TMPDIR": temporary, "JAVA_TOOL_OPTIONS": f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {java}"}
+    java = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {options_for_temporary_files(Path(temporary))}"
+    found = {"TMPDIR": temporary, "JAVA_TOOL_OPTIONS": java}
     return found | checkout_path()
 
 

@@ -53,6 +53,11 @@ def ensure_java(cache_directory: Path | None = None, environment: Mapping[str, s
     raise EnvironmentFault(f"Spark needs Java {OLDEST_JAVA} or newer ({found})", hint=_INSTALL_HINT)
 
 
+def options_for_temporary_files(folder: Path) -> str:
+    """What has a JVM keep all its temporary files in a folder that is there: one that is killed leaves them."""
+    return f'-Djava.io.tmpdir="{folder}" -XX:-UsePerfData'
+
+
 def java_major(java: Path) -> int | None:
     """The feature version that the program reports, or None if it does not run or is no Java."""
     try:

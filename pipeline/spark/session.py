@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pipeline
-from pipeline.embedded.java import ensure_java
+from pipeline.embedded.java import ensure_java, options_for_temporary_files
 from pipeline.errors import EnvironmentFault
 from pipeline.spark import settings
 
@@ -64,6 +64,7 @@ def spark_session(
             return running
         folder = Path(tempfile.mkdtemp(prefix="celeriac-spark-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / "java").mkdir()
         log = log_path or folder / "jvm.log"
         wanted = settings.told()
         _set_environment(folder)
@@ -125,9 +126,8 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
     if master.startswith("local"):
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     fast = " -XX:TieredStopAtLevel=1" if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1" else ""
-    # A JVM that is killed, as by `_stop`, leaves its temporary files. Drivers of databases give times in its zone.
-    (folder / "java").mkdir()
-    temporary = f'-Djava.io.tmpdir="{folder / "java"}" -XX:-UsePerfData'
+    # Drivers of databases give times in the zone of their JVM.
+    temporary = options_for_temporary_files(folder / "java")
     ours["spark.driver.extraJavaOptions"] = f"-Duser.timezone=UTC {temporary}{fast}"
     ours["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     return ours
