@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -57,6 +57,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(path: Path) -> int:
     own = path.relative_to(Path(__file__).parent)
     return next((at for at, name in enumerate(FIRST) if own.is_relative_to(name)), len(FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A story that failed shows what its processes have logged."""
+    report = yield
+    if report.failed and isinstance(site := item.funcargs.get("site"), Site):
+        report.sections += site.last_lines()
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

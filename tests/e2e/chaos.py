@@ -242,6 +242,14 @@ class Site:
                 start_new_session=True,
             )
 
+    def last_lines(self, count: int = 30) -> list[tuple[str, str]]:
+        """The end of each log, by the log's path."""
+        for run in self.runs:
+            run.keep_logs()
+        logs = sorted(path for path in self.kept_logs.rglob("*") if path.is_file())
+        ends = [(path, path.read_text(errors="replace").splitlines()[-count:]) for path in logs]
+        return [(str(path.relative_to(self.kept_logs)), "\n".join(lines)) for path, lines in ends]
+
     def close(self) -> None:
         """Ends what a failed story left."""
         for process in self.processes():

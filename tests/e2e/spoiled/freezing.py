@@ -1,8 +1,8 @@
 """Freezes a process, all of it, at the moment at which it sends a chosen script, and keeps the answer to that.
 
-CELERIAC_TEST_FREEZE: `role script folder`. The first process of the role that sends the script while the folder holds a
-file `armed` takes that away, writes its number into `pid`, and stops; once it goes on it sends, and writes what was
-answered into `answer`.
+CELERIAC_TEST_FREEZE: `roles script folder`, a comma between roles. The first process of one of them that sends
+the script while the folder holds a file `armed` takes that away, writes its number into `pid`, and stops; once it goes
+on it sends, and writes what was answered into `answer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 def install(role: str, told: str) -> None:
     wanted, _, rest = told.partition(" ")
-    if not told or wanted != role:
+    if not told or role not in wanted.split(","):
         return
     from pipeline.store.scripts import Scripts
 
