@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -20,6 +21,8 @@ from tests.strangers import strangers
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
+
+gc.disable()  # until all tests are collected
 
 # No test is timed. The quick profile keeps the suite fit to be run often; the thorough one is a step of .ci/run.
 settings.register_profile("quick", max_examples=10, deadline=None)
@@ -47,6 +50,12 @@ FIRST: Final = (
     "runtime",
 )
 """What takes longest comes first: a long file that is begun last is waited for by an idle machine."""
+
+
+def pytest_collection_finish() -> None:
+    """What imports and collecting have made stays to the end: the garbage collector need not look through it."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

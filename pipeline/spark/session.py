@@ -126,10 +126,10 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
     if master.startswith("local"):
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     fast = " -XX:TieredStopAtLevel=1" if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1" else ""
-    # Drivers of databases give times in the zone of their JVM.
+    # Drivers of databases give times in the zone of their JVM. What a user sets as extraJavaOptions comes behind these.
     temporary = options_for_temporary_files(folder / "java")
-    ours["spark.driver.extraJavaOptions"] = f"-Duser.timezone=UTC {temporary}{fast}"
-    ours["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
+    ours["spark.driver.defaultJavaOptions"] = f"-Duser.timezone=UTC {temporary}{fast}"
+    ours["spark.executor.defaultJavaOptions"] = "-Duser.timezone=UTC"
     return ours
 
 

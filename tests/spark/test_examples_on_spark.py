@@ -42,26 +42,29 @@ for example in sys.argv[1:]:
     if code := run_command(["run", example, "--engine", "spark", "--master", "local[2,4]"]):
         sys.exit(code)
 
-import json, psutil
+import json, os, psutil
 from pipeline.spark.session import spark_session
 
 session = spark_session()
 children = [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
 lines = [" ".join(each.cmdline()) for each in children]
-names = ("spark.driver.memory", "spark.sql.shuffle.partitions", "spark.hadoop.fs.s3a.secret.key", "spark.ui.enabled")
+names = [line.partition("=")[0] for line in os.environ["CELERIAC_SPARK_CONF"].splitlines()] + ["spark.ui.enabled"]
 told = {name: session.conf.get(name) for name in names}
+properties = {name: session._jvm.System.getProperty(name) for name in ("told.by", "user.timezone", "java.io.tmpdir")}
 runtime = session._jvm.java.lang.Runtime.getRuntime().maxMemory()
 hadoop = session._jsc.hadoopConfiguration().get("fs.s3a.secret.key")
-print(json.dumps({"told": told, "memory": runtime, "hadoop": hadoop, "lines": lines}))
+print(json.dumps({"told": told, "properties": properties, "memory": runtime, "hadoop": hadoop, "lines": lines}))
 """
 
+JAVA = "spark.driver.extraJavaOptions"
 SECRET = "hunter2 \N{GREEK SMALL LETTER PI}=:#!"
 SET = {
     "spark.driver.memory": "520m",
+    JAVA: "-Dtold.by=user",
     "spark.sql.shuffle.partitions": "3",
     "spark.hadoop.fs.s3a.secret.key": SECRET,
 }
-"""Settings of the user's, in the place of ours."""
+"""Settings of the user's, in the place of ours; what the JVM is started with comes behind ours."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,12 @@ def test_nexmark_gives_the_same_on_both_engines_and_what_its_queries_say(in_bulk
 def test_settings_reach_spark_before_its_jvm_starts_and_stand_in_no_process_list(in_bulk: InBulk) -> None:
     found = in_bulk.found
 
-    assert found["told"] == {**SET, "spark.ui.enabled": "false"}
+    assert found["told"].pop(JAVA).endswith(SET[JAVA]), "Spark adds some of its own in front"
+    assert found["told"] == {name: value for name, value in SET.items() if name != JAVA} | {"spark.ui.enabled": "false"}
     assert found["hadoop"] == SECRET
+    assert found["properties"]["told.by"] == "user"
+    assert found["properties"]["user.timezone"] == "UTC", "ours stay beside the user's"
+    assert Path(found["properties"]["java.io.tmpdir"]).parent.name.startswith("celeriac-spark-")
     assert 460 << 20 < found["memory"] < 530 << 20
     assert any("java" in line for line in found["lines"])
     assert not any("hunter2" in line for line in found["lines"])
