@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import select
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from pipeline.errors import DecodingError, EnvironmentFault, PipelineError, StoreError, StoreUnavailable
@@ -113,12 +115,31 @@ class Agent:
         return tuple(child.status() for child in self._all())
 
     def run(self, stop_event: threading.Event) -> AgentCounts:
-        """Rounds until the event is set; a death ends the wait between two at once. Stops no child."""
+        """Rounds until the event is set; that, and a death, ends the wait between two at once. Stops no child."""
         counts = AgentCounts()
-        while not stop_event.is_set():
-            counts += self.run_once(self._clock())
-            self._wait(self._seconds_to_next())
+        with self._woken_by(stop_event):
+            while not stop_event.is_set():
+                counts += self.run_once(self._clock())
+                self._wait(self._seconds_to_next())
         return counts
+
+    @contextmanager
+    def _woken_by(self, event: threading.Event) -> Iterator[None]:
+        """In the body a wait ends, too, when the event is set."""
+        ears, hand = socket.socketpair()
+
+        def ring() -> None:
+            event.wait()
+            with suppress(OSError):  # the body has ended already
+                hand.send(b"!")
+
+        with ears, hand:
+            self._poll.register(ears, select.POLLIN)
+            threading.Thread(target=ring, name="ring", daemon=True).start()
+            try:
+                yield
+            finally:
+                self._poll.unregister(ears)
 
     def run_once(self, now: float) -> AgentCounts:
         """One round: bury the dead, end the overdue, start what is due, look after cut-off workers."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, ClassVar, Final
 
-from celery import bootsteps
+from celery import bootsteps, signals
 
 from pipeline.errors import StoreError
 from pipeline.store import keys
@@ -50,7 +50,9 @@ class Owning(bootsteps.StartStopStep):
         self._consumed: set[Place] = set()
         self._pulse: Pulse | None = None
         self._is_consuming = False
+        self._is_ending = False
         self._wake: Callable[[], None] = _nothing
+        signals.worker_shutting_down.connect(self._hear_end, weak=False)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called at each connect, behind `start`, on the hub's thread."""
@@ -94,8 +96,13 @@ class Owning(bootsteps.StartStopStep):
         load = {"busy": self._worker.busy.report(now), "share": self._shares.total(), "parts": parts}
         return {**self._worker.hand.report(now), **load, **told}
 
+    def _hear_end(self, **_: Any) -> None:
+        """In a signal handler of Celery's: the hub, if it sleeps, is to see at once what that has set."""
+        self._is_ending = True
+        self._bell.ring()
+
     def _look(self, consumer: Any, hub: Any) -> None:
-        if not self._is_consuming:
+        if self._is_ending or not self._is_consuming:
             return  # it was asked for before the connection was lost; the next one begins with a look
         try:
             fresh = self._worker.look()

@@ -36,6 +36,7 @@ class Workspace:
 
     path: Path
     is_kept: bool = False
+    _scratch: Path | None = None
 
     @classmethod
     def temporary(cls) -> Workspace:
@@ -61,12 +62,16 @@ class Workspace:
 
     @property
     def scratch(self) -> Path:
-        """For temporary files of the processes; always removed."""
-        return self._folder("tmp")
+        """For temporary files of this run's processes, which no other run of the job takes away; always removed."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="tmp-", dir=self.path))
+        return self._scratch
 
     def close(self) -> None:
         """Removes the folder, or what of it a continuation does not need."""
-        shutil.rmtree(self.path / "tmp" if self.is_kept else self.path, ignore_errors=True)
+        gone = self._scratch if self.is_kept else self.path
+        if gone is not None:
+            shutil.rmtree(gone, ignore_errors=True)
         if not self.is_kept and self.path.parent.name == ".celeriac":
             with contextlib.suppress(OSError):  # another job is kept there
                 self.path.parent.rmdir()

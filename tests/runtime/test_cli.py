@@ -275,6 +275,10 @@ def test_a_workspace_goes_with_the_run_unless_it_is_kept(folder: Path) -> None:
     kept, other = Workspace.of_job("kept"), Workspace.of_job("other")
     (kept.scratch / "junk").write_text("x")
     kept.is_kept = True
+    refused = Workspace.of_job("kept")  # another run of the same job, which finds that it is being run
+    assert refused.scratch != kept.scratch
+    refused.close()
+    assert (kept.scratch / "junk").exists()
 
     kept.close()
     other.close()
