@@ -78,6 +78,10 @@ class EnvironmentFault(CeleriacError):
     """Raised when something this machine must have is missing: a Redis server, Java, an extra."""
 
 
+class DirectoryInUse(EnvironmentFault):
+    """Raised when another server of ours is running over the directory."""
+
+
 class ProgramError(CeleriacError):
     """Raised when an external program ends, hangs, refuses a record, or answers what its protocol does not have."""
 

@@ -25,7 +25,16 @@ from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_l
 from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
-from pipeline.errors import CeleriacError, JobStateError, SinkAhead, StoreError, TailLost, UnknownJob
+from pipeline.errors import (
+    CeleriacError,
+    DirectoryInUse,
+    EnvironmentFault,
+    JobStateError,
+    SinkAhead,
+    StoreError,
+    TailLost,
+    UnknownJob,
+)
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.graph import Graph, Source
 from pipeline.lifecycle import ENDED, JobState
@@ -111,7 +120,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
         stack.callback(workspace.close)
-        server = Server(options.redis_url) if options.redis_url else Server.start(workspace.path)
+        server = Server(options.redis_url) if options.redis_url else _own_server(workspace, job)
         stack.callback(server.close)
         scripts = Scripts(connect(server.url))
         with interrupts.immediate():
@@ -134,6 +143,17 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, link, started_at)
         return run.to_end(stack)
+
+
+def _own_server(workspace: Workspace, job: str) -> Server:
+    """Raises EnvironmentFault."""
+    try:
+        return Server.start(workspace.path)
+    except DirectoryInUse as error:
+        raise EnvironmentFault(
+            f"the job {job} is being run in this folder by another process",
+            hint="wait for it, stop it with Ctrl-C where it runs, or take another --job-id",
+        ) from error
 
 
 def _opened(link: Link, scripts: Scripts, job: str, plan: Plan, options: RunOptions) -> JobRecord:

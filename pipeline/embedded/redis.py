@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Literal
 
 from pipeline.embedded.process import die_with_parent, end_process, put_first
-from pipeline.errors import EnvironmentFault
+from pipeline.errors import DirectoryInUse, EnvironmentFault
 
 Version = tuple[int, int]
 
@@ -296,7 +296,7 @@ def _lock(directory: Path) -> int:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise EnvironmentFault(
+                raise DirectoryInUse(
                     f"another server is running over {directory}",
                     hint="stop it, or name another folder",
                 ) from None

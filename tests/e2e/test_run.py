@@ -347,6 +347,23 @@ def test_a_job_that_was_killed_goes_on_under_its_name(site: Site) -> None:
     site.assert_clean("in", "out", was_killed=True)
 
 
+def test_a_second_run_of_a_kept_job_is_refused_and_the_first_one_keeps_its_temporary_files(site: Site) -> None:
+    site.write(ENDLESS)
+    first = site.start("run", "flow.py", "--workers", "1", "--job-id", "named")
+    wait_for_line(first, RECORDS_READ)
+    scratch = list((site.folder / ".celeriac/named").glob("tmp-*"))
+
+    second = site.run("run", "flow.py", "--job-id", "named")
+
+    assert (second.returncode, second.stdout) == (3, "")
+    assert "error: the job named is being run in this folder by another process\nhint: " in second.stderr
+    assert len(scratch) == 1
+    assert list((site.folder / ".celeriac/named").glob("tmp-*")) == scratch
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(20) == 130
+    assert not list((site.folder / ".celeriac/named").glob("tmp-*"))
+
+
 def test_another_pipeline_under_the_name_of_a_kept_job_is_refused(site: Site) -> None:
     site.write(ENDLESS)
     process = site.start("run", "flow.py", "--workers", "1", "--job-id", "named")
