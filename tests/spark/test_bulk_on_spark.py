@@ -100,11 +100,12 @@ def test_what_a_process_of_spark_has_loaded_is_not_looked_through_for_garbage(
 ) -> None:
     flow = Pipeline("settled")
     flow.source(read.iterable([1])).map(lambda _: gc.get_freeze_count()).sink(write.jsonl(tmp_path / "out"))
+    before = gc.get_freeze_count()
 
     bulk(flow)
 
     assert rows_of(tmp_path / "out")[0] > 10_000
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= before, "what our own process has loaded is looked through as ever"
 
 
 def test_a_record_that_must_not_fail_fails_the_run_and_nothing_is_published(
