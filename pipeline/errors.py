@@ -156,6 +156,10 @@ class JobStateError(StoreError):
     """Raised when the job's state does not allow what was asked."""
 
 
+class JobTaken(JobStateError):
+    """Raised when another run has the job by now: it is that run's, and is left as it is."""
+
+
 class Busy(JobStateError):
     """Raised when a lifecycle operation, or a savepoint, of the job is under way: one at a time."""
 

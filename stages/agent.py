@@ -134,12 +134,15 @@ class Agent:
                 hand.send(b"!")
 
         with ears, hand:
+            thread = threading.Thread(target=ring, name="ring", daemon=True)
             self._poll.register(ears, select.POLLIN)
-            threading.Thread(target=ring, name="ring", daemon=True).start()
+            thread.start()
             try:
                 yield
             finally:
                 self._poll.unregister(ears)
+                if event.is_set():
+                    thread.join()  # else it might ring at a number that is another file's by then
 
     def run_once(self, now: float) -> AgentCounts:
         """One round: bury the dead, end the overdue, start what is due, look after cut-off workers."""

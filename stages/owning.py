@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 from celery import bootsteps, signals
 
+from pipeline.embedded.process import settle
 from pipeline.errors import StoreError
 from pipeline.store import keys
 from stages.bell import Bell
@@ -63,9 +64,7 @@ class Owning(bootsteps.StartStopStep):
         for seconds in self._worker.pauses():
             self._worker.on_pause(seconds)
         if self._pulse is None:
-            # All that lives now lives on: the collector need not look at it again.
-            gc.collect()
-            gc.freeze()
+            settle()
             gc.set_threshold(*_GC_THRESHOLDS)
             ownership = parent.app.celeriac_pulse_ownership
             guard = StuckGuard(self._worker)

@@ -14,6 +14,7 @@ from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.link import Link
+from pipeline.cli.openings import still_held
 from pipeline.cli.progress import stage_rows
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess
@@ -67,7 +68,7 @@ class Follower:
         """The facts of the job once nothing is left to work on; the first Ctrl-C makes it drain.
 
         Raises KeyboardInterrupt, at any moment, for the second Ctrl-C; UnknownJob when somebody removed the job;
-        EnvironmentFault when the node does not live; BrokenPipeError.
+        JobTaken when another run has it; EnvironmentFault when the node does not live; BrokenPipeError.
         """
         history: deque[JobFacts] = deque()
         facts_at = 0.0
@@ -129,12 +130,16 @@ class Follower:
             self.screen.warn("the node process died and was started again")
 
     def _hold_claim(self, now: float, facts: JobFacts) -> None:
-        """Whoever submits the same job now must not take it for one that nobody runs."""
+        """Whoever submits the same job now must not take it for one that nobody runs. Raises JobTaken."""
         lease = facts.record.plan.limits.lease_seconds
-        if now - self._claim_at < CLAIM_SECONDS or any(each.age_seconds < lease for each in facts.workers):
+        is_heard = any(each.age_seconds < lease for each in facts.workers)
+        # A job that is published may be claimed by who does that.
+        if is_heard or now - self._claim_at < CLAIM_SECONDS or facts.record.state not in WORKING:
             return
         self._claim_at = now
-        self.claim = self.link.attempt(lambda: self.store.hold_claim(self.job, self.claim)) or self.claim
+        held = self.link.attempt(lambda: self.store.hold_claim(self.job, self.claim))
+        if held is not None:
+            self.claim = still_held(self.job, held)
 
     def _look_at_memory(self, now: float, facts: JobFacts) -> None:
         """A Redis without room stops the job, or its input, without any error: everybody waits."""

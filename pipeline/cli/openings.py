@@ -6,12 +6,12 @@ import re
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pipeline.cli.link import Link
-from pipeline.errors import EnvironmentFault, JobStateError, PipelineError, UnknownJob
+from pipeline.errors import EnvironmentFault, JobStateError, JobTaken, PipelineError, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
 from pipeline.lifecycle import ENDED, JobState
 from pipeline.losses import LOST
@@ -90,14 +90,19 @@ def open_job(store: JobStore, job: str, plan: Plan, link: Link, *, accepts_loss:
     if record.state is JobState.FINISHED:
         return record
     _check_losses(record, accepts_loss=accepts_loss)
-    _claim(store, record, link)
-    return link.insist(lambda: _going_on(store, record, accepts_loss=accepts_loss), above=0)
+    claim = _claim(store, record, link)
+    found = link.insist(lambda: store.read(job), above=0)  # another run may have had it until just now
+    if found.state is JobState.FINISHED:
+        return found
+    _check_losses(found, accepts_loss=accepts_loss)
+    opened = link.insist(lambda: _going_on(store, found, accepts_loss=accepts_loss), above=0)
+    return replace(opened, claim=claim)
 
 
 def go_on(store: JobStore, record: JobRecord, reason: str = "") -> None:
     """A suspended job runs again, and its input flows. Raises JobStateError, UnknownJob, StoreError."""
-    store.transition(record.job, JobState.RUNNING, reason)
     _let_input_flow(store, record)
+    store.transition(record.job, JobState.RUNNING, reason)
 
 
 def _going_on(store: JobStore, found: JobRecord, *, accepts_loss: bool) -> JobRecord:
@@ -106,6 +111,8 @@ def _going_on(store: JobStore, found: JobRecord, *, accepts_loss: bool) -> JobRe
     It looks at the job before each change, so it may be called again when no answer has come.
     """
     job, record = found.job, store.read(found.job)
+    if record.state is JobState.SUSPENDED:
+        _let_input_flow(store, record)  # first: who dies behind it leaves a job that is suspended still
     if accepts_loss:
         if record.generation == found.generation:
             if record.state not in ENDED:
@@ -114,9 +121,7 @@ def _going_on(store: JobStore, found: JobRecord, *, accepts_loss: bool) -> JobRe
         return store.read(job)
     if record.state in ENDED:
         store.transition(job, JobState.RUNNING)
-    if found.state is JobState.SUSPENDED:
-        _let_input_flow(store, found)
-    elif _was_draining(store, job):
+    if _was_draining(store, job):
         # Its inboxes are closed: it ends as drained, never as if it had read all its input.
         store.transition(job, JobState.DRAINING, "it was draining when it was stopped")
     return store.read(job)
@@ -159,8 +164,8 @@ def _was_draining(store: JobStore, job: str) -> bool:
     return record.state is JobState.RUNNING and any(part.closed and part.stage in unread for part in partitions)
 
 
-def _claim(store: JobStore, record: JobRecord, link: Link) -> None:
-    """Returns when this run has the job: no worker is heard of, and no other run is about to start some."""
+def _claim(store: JobStore, record: JobRecord, link: Link) -> str:
+    """The claim of this run, when it has the job: no worker is heard of, and no other run is about to start some."""
     nonce = secrets.token_hex(8)
     lease = record.plan.limits.lease_seconds
     deadline = time.monotonic() + lease + 1.0
@@ -174,11 +179,21 @@ def _claim(store: JobStore, record: JobRecord, link: Link) -> None:
             )
         if not alive and not _is_starting(facts):
             taking = partial(store.claim, record.job, facts.record.claim, nonce)
-            if link.insist(taking, above=0):
-                return
+            if claim := link.insist(taking, above=0):
+                return claim
         if not alive:
             deadline = time.monotonic() + lease + 1.0
         link.pause(_POLL_SECONDS, above=0)
+
+
+def still_held(job: str, claim: str) -> str:
+    """The claim that was said again; nothing stands for one that is lost. Raises JobTaken."""
+    if not claim:
+        raise JobTaken(
+            f"the job {job!r} was taken by another run while Redis was away, which goes on with it",
+            hint=f"see `celeriac status {job}`",
+        )
+    return claim
 
 
 def _is_starting(facts: JobFacts) -> bool:

@@ -19,7 +19,7 @@ from pipeline.cli.following import Follower
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.link import Link
 from pipeline.cli.nodes import NodeSettings
-from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of
+from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of, still_held
 from pipeline.cli.pools import PoolWorkers, all_pools, kept_pools
 from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_lines
 from pipeline.cli.savepoints import restored_lines
@@ -27,9 +27,9 @@ from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
 from pipeline.errors import (
     CeleriacError,
-    DirectoryInUse,
     EnvironmentFault,
     JobStateError,
+    JobTaken,
     SinkAhead,
     StoreError,
     TailLost,
@@ -120,7 +120,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         is_portable = options.job_id is None or options.redis_url is not None
         workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
         stack.callback(workspace.close)
-        server = Server(options.redis_url) if options.redis_url else _own_server(workspace, job)
+        server = Server(options.redis_url) if options.redis_url else Server.start(workspace, job)
         stack.callback(server.close)
         scripts = Scripts(connect(server.url))
         with interrupts.immediate():
@@ -143,17 +143,6 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         workspace.is_kept = not is_portable
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, link, started_at)
         return run.to_end(stack)
-
-
-def _own_server(workspace: Workspace, job: str) -> Server:
-    """Raises EnvironmentFault."""
-    try:
-        return Server.start(workspace.path)
-    except DirectoryInUse as error:
-        raise EnvironmentFault(
-            f"the job {job} is being run in this folder by another process",
-            hint="wait for it, stop it with Ctrl-C where it runs, or take another --job-id",
-        ) from error
 
 
 def _opened(link: Link, scripts: Scripts, job: str, plan: Plan, options: RunOptions) -> JobRecord:
@@ -226,7 +215,10 @@ class Run:
         return self.server.embedded is None or self.workspace.is_kept
 
     def to_end(self, stack: ExitStack) -> Exit:
-        """Works, publishes and reports. Raises JobFailed, BrokenPipeError; any other error fails the job first."""
+        """Works, publishes and reports.
+
+        Raises JobFailed, JobTaken, BrokenPipeError; any other error fails the job first.
+        """
         store = JobStore(self.scripts)
         if self.record.state is JobState.FINISHED:
             return self._finished_before(store)
@@ -249,6 +241,9 @@ class Run:
             if isinstance(error, BrokenPipeError):
                 raise
             return Exit.INTERRUPTED
+        except JobTaken:
+            node.close()
+            raise
         except JobFailed:
             node.close()
             self._show_logs()
@@ -267,10 +262,11 @@ class Run:
         console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
         file = FileWatch(file_of(self.options.target))
+        # Redis may have been away for longer than a claim counts, and another run have come before us.
+        held = self.link.insist(lambda: store.hold_claim(self.job, self.record.claim), above=0)
+        claim = still_held(self.job, held)
         node.start()
-        follower = Follower(
-            self.job, store, self.link, node, console, self.screen, self.interrupts, file, self.record.claim
-        )
+        follower = Follower(self.job, store, self.link, node, console, self.screen, self.interrupts, file, claim)
         facts = follower.until_ended()
         self.screen.end_progress()
         if facts.record.state is not JobState.PUBLISHING:
@@ -356,18 +352,19 @@ class Run:
 
     def _publish(self, store: JobStore, facts: JobFacts) -> list[Published]:
         """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
-        with self.interrupts.immediate(above=max(1, self.interrupts.count)):
+        above = max(1, self.interrupts.count)
+        with self.interrupts.immediate(above=above):
             published = self.link.insist(lambda: publish_job(store, facts.record))
-        self._check_kept(store, facts)
-        self.link.insist(lambda: self._finish(store, published))
+        self._check_kept(store, facts, above)
+        self.link.insist(lambda: self._finish(store, published), above=above)
         discard_job(facts.record)
         return published
 
-    def _check_kept(self, store: JobStore, before: JobFacts) -> None:
+    def _check_kept(self, store: JobStore, before: JobFacts, above: int) -> None:
         """Raises TailLost when Redis has less than it had before its files were published: they are not whole then."""
-        lines = losses_since(before, self.link.insist(lambda: store.facts(self.job)), "the run")
+        lines = losses_since(before, self.link.insist(lambda: store.facts(self.job), above=above), "the run")
         if lines:
-            self.link.insist(lambda: store.losses(self.job).report(before.record.run, lines))
+            self.link.insist(lambda: store.losses(self.job).report(before.record.run, lines), above=above)
             raise TailLost(f"{LOST}: {'; '.join(lines)}")
 
     def _finish(self, store: JobStore, published: list[Published]) -> None:
@@ -403,7 +400,12 @@ class Run:
         return Exit.FINISHED  # another process has published it
 
     def _report(self, store: JobStore, published: list[Published], start_seconds: float, is_drained: bool) -> Exit:
-        facts, letters, totals, books = self.link.insist(lambda: self._read_all(store))
+        try:
+            facts, letters, totals, books = self.link.insist(lambda: self._read_all(store), above=self.interrupts.count)
+        except KeyboardInterrupt:
+            return self._unreported(published, "interrupted", Exit.INTERRUPTED)
+        except (StoreError, EnvironmentFault) as error:
+            return self._unreported(published, str(error), Exit.ENVIRONMENT)
         total_seconds = time.monotonic() - self.started_at
         sinks = list(zip(file_sinks(self.plan), published, strict=True))
         given = {
@@ -419,6 +421,13 @@ class Run:
         if is_drained:
             return Exit.INTERRUPTED
         return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
+
+    def _unreported(self, published: list[Published], why: str, code: Exit) -> Exit:
+        """The end of a run that cannot read what it would say. The job is finished, and nothing changes that."""
+        where = "".join(f"\n  result: {each.path}" for each in published)
+        self.screen.warn(f"job {self.job} finished, and its results stand{where}")
+        self.screen.warn(f"warning: dead letters and the balance of its books could not be read: {why}")
+        return code
 
     def _read_all(self, store: JobStore) -> tuple[JobFacts, list[DeadLetter], dict[str, int], Books]:
         facts = store.facts(self.job)

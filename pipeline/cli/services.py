@@ -20,9 +20,10 @@ from pipeline.cli.nodes import NodeSettings
 from pipeline.embedded.java import options_for_temporary_files
 from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.errors import EnvironmentFault
+from pipeline.errors import DirectoryInUse, EnvironmentFault
 
 NODE_RESTARTS: Final = 3
+_SCRATCH: Final = "tmp-"
 _KILL_AFTER_SECONDS: Final = 4.0
 """On top of what the node gives its children."""
 
@@ -64,8 +65,14 @@ class Workspace:
     def scratch(self) -> Path:
         """For temporary files of this run's processes, which no other run of the job takes away; always removed."""
         if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="tmp-", dir=self.path))
+            self._scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.path))
         return self._scratch
+
+    def sweep(self) -> None:
+        """Removes what killed runs of the job have left. To be called by the only run that there is."""
+        for path in self.path.glob(f"{_SCRATCH}*"):
+            if path != self._scratch:
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Removes the folder, or what of it a continuation does not need."""
@@ -90,9 +97,17 @@ class Server:
     embedded: EmbeddedRedis | None = None
 
     @classmethod
-    def start(cls, folder: Path) -> Server:
-        """A server of our own that keeps its data below `folder`. Raises EnvironmentFault."""
-        embedded = EmbeddedRedis.start(folder / "redis")
+    def start(cls, workspace: Workspace, job: str) -> Server:
+        """A server of our own that keeps its data in the folder of the run. Raises EnvironmentFault."""
+        try:
+            embedded = EmbeddedRedis.start(workspace.path / "redis")
+        except DirectoryInUse as error:
+            workspace.is_kept = True  # it is another run's
+            raise EnvironmentFault(
+                f"the job {job} is being run in this folder by another process",
+                hint="wait for it, stop it with Ctrl-C where it runs, or take another --job-id",
+            ) from error
+        workspace.sweep()
         return cls(embedded.url, embedded)
 
     def revive(self) -> bool:

@@ -17,8 +17,8 @@ from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.main import run_command
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import new_job_id
-from pipeline.cli.services import Workspace, troubled_logs
-from pipeline.errors import DecodingError, PipelineError
+from pipeline.cli.services import Server, Workspace, troubled_logs
+from pipeline.errors import DecodingError, EnvironmentFault, PipelineError
 from pipeline.sources.main import FeederSettings
 from pipeline.store.jobs import JOB_ID
 from stages.node import child_specs, hopeless, last_words
@@ -291,6 +291,26 @@ def test_a_workspace_goes_with_the_run_unless_it_is_kept(folder: Path) -> None:
     again.is_kept = False
     again.close()
     assert not (folder / ".celeriac").exists()
+
+
+def test_of_two_first_runs_of_a_job_the_refused_one_leaves_the_folder_to_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.embedded.redis._LOCK_SECONDS", 0.05)
+    refused, other = Workspace.of_job("j"), Workspace.of_job("j")
+    (refused.path / "tmp-of-one-that-was-killed").mkdir()
+    scratch = other.scratch
+    server = Server.start(other, "j")
+    try:
+        with pytest.raises(EnvironmentFault, match="the job j is being run in this folder by another process"):
+            Server.start(refused, "j")
+        refused.close()
+
+        assert server.embedded is not None
+        assert server.embedded.is_alive()
+        assert {path.name for path in other.path.iterdir()} == {"redis", scratch.name}
+    finally:
+        server.close()
 
 
 def test_only_logs_that_tell_of_trouble_are_shown(folder: Path) -> None:

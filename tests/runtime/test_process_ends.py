@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -23,6 +24,34 @@ sys.stdout.write("main ")  # not flushed: it is a pipe
 threading.Timer(0.1, begins.set).start()
 end_this_process({code})
 """
+
+
+FILES = """
+from pipeline.embedded.process import end_this_process, settle
+
+class Audit:
+    def __init__(self, path):
+        self.file = open(path, "w")
+
+audits = [Audit("before"), Audit("again")]
+settle()
+audits += [Audit("behind"), Audit("closed")]
+binary = open("bytes", "wb")
+for each in audits:
+    each.file.write("kept")
+binary.write(b"kept")
+audits[-1].file.close()
+end_this_process(0)
+"""
+
+
+def test_what_was_written_into_open_files_is_in_them_whenever_they_were_opened(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FILES], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("before", "again", "behind", "closed", "bytes"), "kept"
+    )
 
 
 def run(code: int, output: int | IO[bytes] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:

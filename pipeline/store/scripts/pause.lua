@@ -3,10 +3,11 @@
 -- KEYS: job, then the meta of each entry partition
 -- ARGV: source, '1' to pause it, '' to let it go on, the holder that asks, or '': it holds back what is not paused, and
 --   lets only that go on
+-- One that is suspended takes none either, but may be made ready to: who has it run again does that first.
 -- Returns {1} done, {0} it was so before, {-3, state} the job takes no input at all, {-5} no such job
 local j = call('HMGET', KEYS[1], 'state', 'paused:' .. ARGV[1], 'held_back')
 if not j[1] then return {-5} end
-if j[1] ~= 'running' then return {-3, j[1]} end
+if j[1] ~= 'running' and not (j[1] == 'suspended' and ARGV[2] == '') then return {-3, j[1]} end
 local lines = (j[3] or '') .. '\n'
 local from, to = string.find(lines, '\n' .. ARGV[1] .. '\n', 1, true)
 local holder = string.match(j[2] or '', ' (.*)$')
