@@ -122,6 +122,7 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         stack.callback(workspace.close)
         server = Server(options.redis_url) if options.redis_url else Server.start(workspace, job)
         stack.callback(server.close)
+        stack.callback(workspace.set_aside)
         scripts = Scripts(connect(server.url))
         with interrupts.immediate():
             _check_server(scripts, server, screen)

@@ -22,8 +22,9 @@ from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import DirectoryInUse, EnvironmentFault
 
-NODE_RESTARTS: Final = 3
+_KEPT: Final = ".celeriac"
 _SCRATCH: Final = "tmp-"
+NODE_RESTARTS: Final = 3
 _KILL_AFTER_SECONDS: Final = 4.0
 """On top of what the node gives its children."""
 
@@ -46,7 +47,7 @@ class Workspace:
     @classmethod
     def of_job(cls, job: str) -> Workspace:
         """`.celeriac/<job>` below the current folder. Raises EnvironmentFault when it cannot be made."""
-        path = Path.cwd() / ".celeriac" / job
+        path = Path.cwd() / _KEPT / job
         is_known = path.exists()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,12 +75,20 @@ class Workspace:
             if path != self._scratch:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def set_aside(self) -> None:
+        """Leaves the place to the next run of the job, unless the folder is kept.
+
+        To be called while our server holds its lock: who waits for that finds no folder that is being removed.
+        """
+        if not self.is_kept and self.path.parent.name == _KEPT and self.path.exists():
+            self.path = self.path.rename(tempfile.mkdtemp(prefix=".gone-", dir=self.path.parent))
+
     def close(self) -> None:
         """Removes the folder, or what of it a continuation does not need."""
         gone = self._scratch if self.is_kept else self.path
         if gone is not None:
             shutil.rmtree(gone, ignore_errors=True)
-        if not self.is_kept and self.path.parent.name == ".celeriac":
+        if not self.is_kept and self.path.parent.name == _KEPT:
             with contextlib.suppress(OSError):  # another job is kept there
                 self.path.parent.rmdir()
 

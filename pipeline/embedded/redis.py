@@ -33,6 +33,7 @@ _VERSION_PATTERN = re.compile(r"\bserver v=(\d+)\.(\d+)")
 _SOCKET_PATH_BYTES = 107  # sizeof(sun_path) less the closing zero
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+_LOCK = "redis.lock"
 _LOCK_SECONDS = 5.0  # a predecessor whose parent was killed is still saving
 _POLL_SECONDS = 0.01
 _LOG_TAIL_LINES = 8
@@ -282,27 +283,49 @@ def _socket_directory() -> Path:
 
 def _lock(directory: Path) -> int:
     """A descriptor that holds the directory's lock: two servers over one AOF would destroy it."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        descriptor = _opened(directory)
+        if not _is_locked(descriptor, deadline):
+            os.close(descriptor)
+            raise DirectoryInUse(
+                f"another server is running over {directory}",
+                hint="stop it, or name another folder",
+            )
+        if _is_in_place(descriptor, directory):
+            return descriptor
+        os.close(descriptor)  # who had it has set the folder aside meanwhile: the next one is ours
+
+
+def _opened(directory: Path) -> int:
     try:
-        descriptor = os.open(directory / "redis.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EnvironmentFault(
             f"the Redis directory {directory} cannot be written: {error.strerror}",
             hint="name a folder that this user may write to",
         ) from error
-    deadline = time.monotonic() + _LOCK_SECONDS
+
+
+def _is_locked(descriptor: int, deadline: float) -> bool:
+    """Whether it is ours by then."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise DirectoryInUse(
-                    f"another server is running over {directory}",
-                    hint="stop it, or name another folder",
-                ) from None
+                return False
             time.sleep(_POLL_SECONDS)
         else:
-            return descriptor
+            return True
+
+
+def _is_in_place(descriptor: int, directory: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), (directory / _LOCK).stat())
+    except FileNotFoundError:
+        return False
 
 
 def _ping(socket_path: Path) -> bytes:

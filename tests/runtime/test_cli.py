@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from pipeline.sources.main import FeederSettings
 from pipeline.store.jobs import JOB_ID
 from stages.node import child_specs, hopeless, last_words
 from stages.supervision import ChildState, ChildStatus
+from tests.e2e.chaos import wait_until
 
 NOBODY = "redis://:secret@127.0.0.1:1/0"
 
@@ -311,6 +314,35 @@ def test_of_two_first_runs_of_a_job_the_refused_one_leaves_the_folder_to_the_oth
         assert {path.name for path in other.path.iterdir()} == {"redis", scratch.name}
     finally:
         server.close()
+
+
+def has_open(path: Path) -> bool:
+    """Whether a thread of this process has opened the file."""
+    with suppress(OSError):  # one of them is closed just now
+        return any(link.readlink() == path for link in Path("/proc/self/fd").iterdir())
+    return False
+
+
+def test_a_run_that_begins_while_the_first_one_of_its_job_ends_has_a_folder_of_its_own(folder: Path) -> None:
+    ending = Workspace.of_job("j")
+    ended = Server.start(ending, "j")
+    (ending.scratch / "junk").touch()
+    (ending.logs / "node.log").touch()
+    waiting = Workspace.of_job("j")
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(Server.start, waiting, "j")
+        wait_until(lambda: has_open(ending.path / "redis/redis.lock"), "the next one waits for the lock")
+        ending.set_aside()
+        ended.close()
+        ending.close()
+        server = started.result(30)
+        try:
+            assert server.embedded is not None
+            assert server.embedded.is_alive()
+            assert [path.name for path in waiting.path.iterdir()] == ["redis"]
+            assert [path.name for path in (folder / ".celeriac").iterdir()] == ["j"]
+        finally:
+            server.close()
 
 
 def test_only_logs_that_tell_of_trouble_are_shown(folder: Path) -> None:
