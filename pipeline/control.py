@@ -54,7 +54,12 @@ class Repartitioned:
     table: int
 
 
-Control: TypeAlias = Created | StateChanged | Adopt | Assign | Collect | Repartitioned
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A stage was paused, or goes on."""
+
+
+Control: TypeAlias = Created | StateChanged | Adopt | Assign | Collect | Repartitioned | Paused
 
 
 def read_control(fields: Mapping[bytes, bytes]) -> Control:
@@ -74,6 +79,8 @@ def read_control(fields: Mapping[bytes, bytes]) -> Control:
                 return Collect(text["partition"], text["worker"], int(text["term"]))
             case "Table":
                 return Repartitioned(int(text["table"]))
+            case "Pause":
+                return Paused()
             case kind:
                 raise DecodingError(f"a control message is of the unknown kind {str(kind)[:100]!r}")
     except (KeyError, ValueError) as error:

@@ -81,7 +81,11 @@ class Pulse(threading.Thread):
     def _beat(self, *, stopping: bool = False) -> bool:
         pulse = self._ownership.heartbeat(json.dumps({**self._report(), "stopping": stopping, "server": self._server}))
         if pulse is None:
-            logger.warning("a newer incarnation of worker %s runs: this one ends", self._ownership.worker)
+            logger.warning(
+                "a newer incarnation of worker %s runs: this one ends (if another process was started under its name, "
+                "give each a CELERIAC_WORKER of its own)",
+                self._ownership.worker,
+            )
         return pulse is not None
 
     def _listen(self, last: str) -> str:

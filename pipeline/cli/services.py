@@ -20,7 +20,7 @@ from pipeline.cli.nodes import NodeSettings
 from pipeline.embedded.java import options_for_temporary_files
 from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
-from pipeline.errors import DirectoryInUse, EnvironmentFault
+from pipeline.errors import DirectoryInUse, EnvironmentFault, JobTaken
 
 _KEPT: Final = ".celeriac"
 _SCRATCH: Final = "tmp-"
@@ -107,12 +107,12 @@ class Server:
 
     @classmethod
     def start(cls, workspace: Workspace, job: str) -> Server:
-        """A server of our own that keeps its data in the folder of the run. Raises EnvironmentFault."""
+        """A server of our own that keeps its data in the folder of the run. Raises EnvironmentFault, JobTaken."""
         try:
             embedded = EmbeddedRedis.start(workspace.path / "redis")
         except DirectoryInUse as error:
             workspace.is_kept = True  # it is another run's
-            raise EnvironmentFault(
+            raise JobTaken(
                 f"the job {job} is being run in this folder by another process",
                 hint="wait for it, stop it with Ctrl-C where it runs, or take another --job-id",
             ) from error

@@ -127,7 +127,7 @@ class Following:
         if now >= self._state_at:
             self._state_at = now + STATE_SECONDS
             if not self._feed.takes_input():
-                raise InboxClosed("the job takes no new input: it is draining or has ended")
+                raise InboxClosed("the job takes no new input: it is draining or suspended, or has ended")
         if now >= self._look_at:
             self._look(now)
         if now >= self._forget_at:

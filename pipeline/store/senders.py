@@ -93,7 +93,7 @@ class Feed:
                 case -5:
                     raise unknown_job(job)
                 case -3:
-                    raise InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
+                    raise InboxClosed(f"the job {job!r} takes no new input: it is draining or suspended, or has ended")
                 case -6:
                     raise JobRestored(restored(job, "another number"), hint="open it anew")
             return answer[1:]
@@ -379,7 +379,7 @@ class Lane:
             case -2:
                 return self._standing.refusal(self.taken, None)
             case -3:
-                return InboxClosed(f"the job {job!r} takes no new input: it is draining or has ended")
+                return InboxClosed(f"the job {job!r} takes no new input: it is draining or suspended, or has ended")
             case -5:
                 return unknown_job(job)
             case _:

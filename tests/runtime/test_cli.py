@@ -20,7 +20,7 @@ from pipeline.cli.main import run_command
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import new_job_id
 from pipeline.cli.services import Server, Workspace, troubled_logs
-from pipeline.errors import DecodingError, EnvironmentFault, PipelineError
+from pipeline.errors import DecodingError, JobTaken, PipelineError
 from pipeline.sources.main import FeederSettings
 from pipeline.store.jobs import JOB_ID
 from stages.node import child_specs, hopeless, last_words
@@ -305,7 +305,7 @@ def test_of_two_first_runs_of_a_job_the_refused_one_leaves_the_folder_to_the_oth
     scratch = other.scratch
     server = Server.start(other, "j")
     try:
-        with pytest.raises(EnvironmentFault, match="the job j is being run in this folder by another process"):
+        with pytest.raises(JobTaken, match="the job j is being run in this folder by another process"):
             Server.start(refused, "j")
         refused.close()
 
