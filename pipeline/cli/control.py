@@ -124,6 +124,10 @@ def _pause(store: JobStore, job: str, source: str | None, stage: str | None, *, 
         is_news = store.pause_stage(record, stage, is_paused=is_paused)
         click.echo(f"stage {stage} of job {job} is {_words(is_paused)}" + ("" if is_news else " already"))
         return
+    if record.state is JobState.SUSPENDED:
+        raise JobStateError(
+            f"job {job!r} is suspended: it takes no input any more", hint=f"`celeriac resume {job}` has it go on"
+        )
     for name in _sources(record, source):
         is_news = store.pause(record, name, is_paused=is_paused)
         click.echo(f"source {name} of job {job} is {_words(is_paused)}" + ("" if is_news else " already"))

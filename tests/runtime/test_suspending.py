@@ -234,15 +234,22 @@ def test_who_stops_a_job_with_a_savepoint_that_cannot_be_written_is_told_that_it
     assert Savepoint(LocalPlace(tmp_path / "saved"), name).manifest.keys == {"counts": 2}
 
 
-def test_a_suspended_job_may_be_saved_again_but_not_paused_or_drained(job: LocalJob, tmp_path: Path) -> None:
+def test_a_suspended_job_may_be_saved_again_but_not_paused_or_drained(
+    job: LocalJob, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CELERIAC_REDIS", redis_url)
     suspend(job, tmp_path / "one")
 
     assert suspend(job, tmp_path / "other").manifest.in_flight == 0
     record = job.jobs.read("j")
     with pytest.raises(JobStateError, match="is suspended"):
-        job.jobs.pause(record, "in", is_paused=False)
+        job.jobs.pause(record, "in", is_paused=True)
     with pytest.raises(JobStateError, match="is suspended"):
         job.jobs.transition("j", JobState.DRAINING)
+    for verb in ("pause", "unpause"):
+        assert run_command([verb, "j"]) == 2
+        assert "'j' is suspended: it takes no input any more\nhint: `celeriac resume j`" in capsys.readouterr().err
+    assert job.jobs.read("j").paused
 
 
 def test_only_a_running_job_is_suspended_and_only_a_suspended_one_resumed(
