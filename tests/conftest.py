@@ -52,7 +52,8 @@ FIRST: Final = (
 """What takes longest comes first: a long file that is begun last is waited for by an idle machine."""
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """What imports and collecting have made stays to the end: the garbage collector need not look through it."""
     gc.freeze()
     gc.enable()

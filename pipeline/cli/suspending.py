@@ -117,12 +117,12 @@ def _let_go(store: JobStore, record: JobRecord, sources: list[str], holder: str)
     """A job that is suspended already, of which the savepoint was not written, goes on as well."""
     try:
         state = store.state(record.job)
-        if state is JobState.SUSPENDED:
-            store.transition(record.job, JobState.RUNNING, "its savepoint was not written")
-        elif state is not JobState.RUNNING:
+        if state not in (JobState.RUNNING, JobState.SUSPENDED):
             return  # it takes no input any more
         for source in sources:
             store.pause(record, source, is_paused=False, holder=holder)
+        if state is JobState.SUSPENDED:  # last: who dies before that leaves a job that `resume` has go on
+            store.transition(record.job, JobState.RUNNING, "its savepoint was not written")
     except StoreError as error:
         job = record.job
         click.echo(

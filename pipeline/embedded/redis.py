@@ -134,13 +134,6 @@ class EmbeddedRedis:
         """
         program = find_redis_server()
         data = Path(tempfile.mkdtemp(prefix="clr-data-")) if directory is None else directory.absolute()
-        try:
-            data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(
-                f"the Redis directory {data} cannot be made: {error.strerror}",
-                hint="name a folder that this user may write to",
-            ) from error
         version = server_version(program) or OLDEST_VERSION
         _check_readable_by(version, data)
         arguments = _arguments(version, data, fsync, maxmemory_bytes)
@@ -288,22 +281,20 @@ def _lock(directory: Path) -> int:
         descriptor = _opened(directory)
         if not _is_locked(descriptor, deadline):
             os.close(descriptor)
-            raise DirectoryInUse(
-                f"another server is running over {directory}",
-                hint="stop it, or name another folder",
-            )
+            raise DirectoryInUse(f"another server is running over {directory}", hint="stop it, or name another folder")
         if _is_in_place(descriptor, directory):
             return descriptor
         os.close(descriptor)  # who had it has set the folder aside meanwhile: the next one is ours
 
 
 def _opened(directory: Path) -> int:
+    """The file of the lock, in a directory that is made where there is none."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EnvironmentFault(
-            f"the Redis directory {directory} cannot be written: {error.strerror}",
+            f"the Redis directory {directory} cannot be made or written: {error.strerror}",
             hint="name a folder that this user may write to",
         ) from error
 

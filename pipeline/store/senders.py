@@ -93,7 +93,7 @@ class Feed:
                 case -5:
                     raise unknown_job(job)
                 case -3:
-                    raise InboxClosed(f"the job {job!r} takes no new input: it is draining or suspended, or has ended")
+                    raise _closed(job)
                 case -6:
                     raise JobRestored(restored(job, "another number"), hint="open it anew")
             return answer[1:]
@@ -379,8 +379,12 @@ class Lane:
             case -2:
                 return self._standing.refusal(self.taken, None)
             case -3:
-                return InboxClosed(f"the job {job!r} takes no new input: it is draining or suspended, or has ended")
+                return _closed(job)
             case -5:
                 return unknown_job(job)
             case _:
                 return self._standing.refusal(self.taken, last)
+
+
+def _closed(job: str) -> InboxClosed:
+    return InboxClosed(f"the job {job!r} takes no new input: it is draining or suspended, or has ended")

@@ -253,7 +253,7 @@ def test_the_files_of_a_newer_server_are_not_silently_ignored(tmp_path: Path, mo
 def test_a_directory_that_cannot_be_made_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(EnvironmentFault, match="file/data cannot be made"):
+    with pytest.raises(EnvironmentFault, match="file/data cannot be made or written"):
         EmbeddedRedis.start(tmp_path / "file" / "data")
 
 

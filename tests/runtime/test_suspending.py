@@ -138,6 +138,29 @@ def test_a_source_that_is_paused_while_suspending_waits_stays_paused_when_that_f
     assert set(job.jobs.read("j").paused) == {"in"}
 
 
+def test_a_job_that_is_not_told_that_it_goes_on_is_suspended_still_and_resume_has_it_go_on(
+    job: LocalJob, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CELERIAC_REDIS", redis_url)
+    scripts = FlakyScripts(job.client)
+    place = LocalPlace(tmp_path)
+
+    def broken(*_: object) -> None:
+        scripts.spared = frozenset({"uncut", "pause"})
+        scripts.break_call("before")
+        raise SavepointError("the disk is full")
+
+    place.begin = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(SavepointError, match="the disk is full"):
+        suspend_job(scripts, job.jobs.read("j"), place, "s", 30.0, lambda _: job.run_until_idle())
+
+    record = job.jobs.read("j")
+    assert (record.state, record.paused) == (JobState.SUSPENDED, {})
+    assert "or celeriac resume j when" in capsys.readouterr().err
+    assert run_command(["resume", "j"]) == 0
+    job.send("a")
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_input_flows_when_the_answer_to_its_being_held_back_was_lost(
     job: LocalJob, tmp_path: Path, moment: Moment
