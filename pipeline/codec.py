@@ -191,6 +191,11 @@ def state_field(operator: str, key: Any) -> bytes:
         raise
 
 
+def state_fields(operator: str, keys: Sequence[Any]) -> list[bytes]:
+    """Of each key as `state_field` does. Raises EncodingError for the first key that cannot be encoded."""
+    return list(map((operator.encode() + b"\0").__add__, encode_values(keys)))
+
+
 def split_state_field(field: bytes) -> tuple[str, Any]:
     """(operator, key) of a state field. Raises DecodingError."""
     operator, found, key = field.partition(b"\0")

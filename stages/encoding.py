@@ -6,22 +6,18 @@ Batches are encoded whole. A record that cannot be stored raises EncodingError w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
-from pipeline.codec import encode_values, state_field, timer_member
+from pipeline.codec import encode_values, state_fields, timer_member
 from pipeline.errors import EncodingError
 from pipeline.kernel.contract import Step
-from pipeline.keying import GROUPS, group_of
+from pipeline.keying import GROUPS, group_of, groups_of
 from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, echo_name, stream_name
 from pipeline.records import Batch
 from pipeline.routing import Router, payloads
 from pipeline.store import keys
 from pipeline.store.commits import Output, Target, Write
 from stages.cache import StateCache
-
-_KEYS_KEPT: Final = 200_000
-"""Keys of which something is remembered; it is emptied when it is full."""
 
 
 class StepEncoder:
@@ -31,7 +27,6 @@ class StepEncoder:
         self._job = job
         self._limits = plan.limits
         self._stage = stage
-        self._fields: dict[str, dict[Any, tuple[int, bytes]]] = {}
         self._groups = [keys.state(job, stage.index, group) for group in range(GROUPS)]
         self._routers = {edge: Router(plan.stage(to).serving) for edge, to in stage.exchanges.items()}
         self._inboxes = {
@@ -77,15 +72,14 @@ class StepEncoder:
             sizes = list(map(len, values))
             if max(sizes, default=0) > self._limits.record_bytes:
                 raise self._too_large(operator, kept, sizes)
-            for (group, field), value in zip(self._places(operator, kept), values, strict=True):
-                pairs = sets[group]
-                pairs.append(field)
-                pairs.append(value)
+            for group, field, value in zip(groups_of(kept), state_fields(operator, kept), values, strict=True):
+                sets[group] += (field, value)
             cache.note_sizes(operator, kept, sizes)
             if without:
-                for group, field in self._places(operator, without):
+                dropped = list(without)
+                for group, field in zip(groups_of(dropped), state_fields(operator, dropped), strict=True):
                     gone[group].append(field)
-                cache.note_gone(operator, without)
+                cache.note_gone(operator, dropped)
         writes = [Write("HSET", self._groups[group], values) for group, values in sets.items()]
         return writes + [Write("HDEL", self._groups[group], fields) for group, fields in gone.items()]
 
@@ -94,19 +88,6 @@ class StepEncoder:
             (key, size) for key, size in zip(keys_, sizes, strict=True) if size > self._limits.record_bytes
         )
         return EncodingError(f"the state of key {key!r} in {operator!r} has {size} bytes")
-
-    def _places(self, operator: str, wanted: Collection[Any]) -> list[tuple[int, bytes]]:
-        """The group and field of each key; remembered, since making them costs more than the value's encoding."""
-        known = self._fields.setdefault(operator, {})
-        try:
-            return [known[key] for key in wanted]
-        except KeyError:
-            if len(known) > _KEYS_KEPT:
-                known.clear()
-            for key in wanted:
-                if key not in known:
-                    known[key] = (group_of(key), state_field(operator, key))
-            return [known[key] for key in wanted]
 
     def timers(self, step: Step) -> list[Write]:
         """The changes of the timer index."""

@@ -131,7 +131,7 @@ def test_keys_that_are_made_and_deleted_leave_nothing_behind() -> None:
         store.write(cache, "one", key)
 
     assert cache.young_bytes == 0
-    assert not any(cache._sizes.values())
+    assert cache.keys == 0
     assert sizes(cache) == 0
 
 
@@ -178,19 +178,31 @@ def test_clear_forgets_both_generations() -> None:
 
 
 def test_it_tells_how_much_it_holds_in_both_generations() -> None:
-    cache = StateCache(["op"], 1000)
-    stored = {key: encode_value(key) for key in range(20)}
+    cache = StateCache(["op"], 3000)
+    stored = {key: encode_value("x" * 11 * key) for key in range(20)}
 
     def load(wanted: Any) -> Any:
         return LoadedState({"op": [(key, stored[key]) for key in wanted]})
+
+    def expected() -> int:
+        held = (*cache.state["op"], *cache._old["op"])
+        return sum(264 + max(0, len(stored[key]) - 64) for key in held)
 
     assert (cache.keys, cache.size_bytes) == (0, 0)
     for key in range(20):
         cache.prepare({key}, load)
         assert cache.keys == len(cache.state["op"]) + len(cache._old["op"])
-        assert cache.size_bytes == sum(cache._sizes["op"].values()) + sum(cache._old_sizes["op"].values())
+        assert cache.size_bytes == expected()
         cache.prepare({max(0, key - 2)}, load)
-        assert cache.size_bytes == sum(cache._sizes["op"].values()) + sum(cache._old_sizes["op"].values())
-    assert cache.size_bytes > 0
+        assert cache.size_bytes == expected()
+    for key, size in [(19, 300), (18, 3), (17, 0)]:
+        cache.prepare({key}, load)
+        stored[key] = encode_value("y" * size)
+        cache.note_sizes("op", [key], [len(stored[key])])
+        assert cache.size_bytes == expected()
+    cache.prepare({19}, load)
+    del cache.state["op"][19]
+    cache.note_gone("op", [19])
+    assert cache.size_bytes == expected()
     cache.clear()
     assert (cache.keys, cache.size_bytes) == (0, 0)
