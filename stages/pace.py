@@ -22,7 +22,9 @@ _FRAME_STEP_SECONDS: Final = 2.0
 
 
 class Pace:
-    """Learns seconds and outputs per record. A step should take half a slice and stay below the bound of outputs.
+    """Learns seconds and outputs per record. A step should take a slice and stay below the bound of outputs.
+
+    Whatever is shorter costs more: each key that a step changes is written once, however often it comes.
 
     With a fixed cost, that of starting a program or a job of Spark, what the cheapest step took is not counted, and
     steps are longer: else few records would be taken because each step is dear, and each record would be dear because
@@ -32,7 +34,7 @@ class Pace:
     def __init__(self, limits: Limits, *, has_fixed_cost: bool = False, has_frames: bool = False) -> None:
         self._limits = limits
         has_fixed_cost = has_fixed_cost or has_frames
-        self._step_seconds = _FIXED_COST_STEP_SECONDS if has_fixed_cost else limits.slice_seconds / 2
+        self._step_seconds = _FIXED_COST_STEP_SECONDS if has_fixed_cost else limits.slice_seconds
         if has_frames:
             self._step_seconds = _FRAME_STEP_SECONDS
         self._has_fixed_cost = has_fixed_cost

@@ -395,7 +395,7 @@ class PartitionOwner:
         return Bounds(1, lambda: False, is_whole=bool(self._context.kernel.carried))
 
     def _bounds(self, started: float) -> Bounds:
-        """A step is cut short when it takes as long as a whole slice, twice what it was planned for.
+        """A step is cut short when it takes longer than a slice.
 
         A call of an operator that the carrier runs costs much the same for one record as for a batch.
         """
