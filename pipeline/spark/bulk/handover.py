@@ -2,7 +2,7 @@
 
 A live job that is restored from it goes on with the next record of each split: senders are registered under their
 names, with the number of the last record that was read. Stages begin with nothing in flight, so numbers between them
-begin anew, and so do the counts of the job.
+begin anew, and so do the counts of the job but for what its sources' stages have taken.
 """
 
 from __future__ import annotations
