@@ -27,6 +27,7 @@ from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
 from pipeline.needs import find_needs
 from pipeline.operations import About, Claim, Phase
+from pipeline.savepoints.matching import match
 from pipeline.shadowing.carrying import Beside, Candidate, Report, Shadowing, make_shadow
 from pipeline.shadowing.comparing import difference_lines
 from pipeline.shadowing.course import Course, Wish
@@ -88,7 +89,7 @@ def shadow(
         raise click.UsageError("--drop goes without FILE")
     need_pyarrow()
     graph = load_graph(target)
-    version = check_shadow(JobStore(scripts).read(job), graph, target)
+    version = check_shadow(JobStore(scripts).read(job), graph, target, allow_dropped=allow_dropped)
     settings = NodeSettings(
         redis=redis_url,
         job=shadow_of(job),
@@ -111,9 +112,11 @@ def shadow(
     return Exit.FINISHED
 
 
-def check_shadow(record: JobRecord, graph: Graph, target: str) -> Version:
-    """The version, which may be the job's shadow. Raises PipelineError with what keeps it from that, EnvironmentFault,
-    JobStateError.
+def check_shadow(record: JobRecord, graph: Graph, target: str, *, allow_dropped: bool) -> Version:
+    """The version, which may be the job's shadow. Changes nothing.
+
+    Raises PipelineError with what keeps it from that, which may be state that it has no operator for, without
+    `allow_dropped`; EnvironmentFault, JobStateError.
     """
     find_needs(graph.nodes)
     if record.state is not JobState.RUNNING:
@@ -125,6 +128,14 @@ def check_shadow(record: JobRecord, graph: Graph, target: str) -> Version:
             f"{target} cannot be a shadow of job {record.job!r}: only functions and operators may be others:"
             + "".join(f"\n  - {line}" for line in lines),
             hint=f"`celeriac suspend {record.job}`, then `run` or `submit` this file with --from-savepoint",
+        )
+    dropped = match(record.plan, plan).dropped
+    if dropped and not allow_dropped:
+        raise PipelineError(
+            f"{target} has no place for what job {record.job!r} holds:"
+            + "".join(f"\n  - {line}" for line in dropped.values()),
+            hint="operators are matched by their names: give them the names that they have in the job, or leave their"
+            " state out with --allow-dropped",
         )
     return this_version("shadow", target, plan.fingerprint)
 

@@ -221,15 +221,23 @@ def test_a_shadow_whose_command_is_killed_is_taken_away_and_one_that_is_interrup
     assert story.results() == {word: list(range(1, 3 * EACH + 1)) for word in WORDS}
 
 
-def test_what_cannot_be_a_shadow_is_one_message(site: Site, redis_url: str) -> None:
+def test_what_cannot_be_a_shadow_is_one_message(
+    site: Site, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story = Story(site, redis_url)
+    monkeypatch.chdir(site.root / "work")  # the sink's path is relative
     (site.root / "work" / "third.py").write_text(FILE.replace('name="by_word"', 'name="by"'))
 
-    refused = story.command("shadow", "j", str(site.root / "work" / "third.py"))
+    refused = story.command("shadow", "j", "third.py")
+    (site.root / "work" / "fourth.py").write_text(FILE.replace('name="total"', 'name="sum"'))
+    unnamed = story.command("shadow", "j", "fourth.py")
     none = story.command("shadow", "j")
     promoted = story.command("promote", "j")
 
     assert (refused.returncode, "stage 'by_word' is gone" in refused.stderr) == (2, True), refused.stderr
+    assert unnamed.returncode == 2
+    assert "fourth.py has no place for what job 'j' holds:\n  - operator 'total' and its state" in unnamed.stderr
+    assert "savepoint" not in unnamed.stderr
     assert [(each.returncode, "has no shadow" in each.stderr) for each in (none, promoted)] == [(2, True)] * 2
     assert story.jobs.read("j").operations == ()
     assert story.results() == {}
