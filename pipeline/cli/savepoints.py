@@ -171,6 +171,8 @@ def diff_savepoints(one: str, other: str, limit: int) -> int:
         screen.records(shown[:limit])
         if len(shown) > limit:
             screen.note("there is more; --limit shows it")
+        if not shown:
+            screen.note("the state is the same in both")
     return 1 if shown else 0
 
 

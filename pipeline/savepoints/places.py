@@ -90,7 +90,11 @@ def _faults(where: object) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise SavepointError(
-            f"there is no {where}", hint="`celeriac savepoint list DIR` shows what is there"
+            f"there is no {where}", hint="`celeriac savepoint list FOLDER` shows what is there"
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise SavepointError(
+            f"{where}: {error.strerror or error}", hint="savepoints lie in a folder, and that path leads to a file"
         ) from error
     except OSError as error:
         raise SavepointError(f"{where}: {error.strerror or error}") from error
@@ -115,9 +119,12 @@ class LocalPlace(Place):
         return _LocalDraft(draft, self.folder / name)
 
     def names(self) -> list[str]:
-        if not self.folder.is_dir():
+        if not self.folder.exists():
             return []
-        return sorted(path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if path.parent.name[0] != ".")
+        with _faults(self.folder):
+            return sorted(
+                path.name for path in self.folder.iterdir() if path.name[0] != "." and (path / MANIFEST).is_file()
+            )
 
     def files(self, name: str, folder: str) -> list[str]:
         root = self.folder / name

@@ -83,7 +83,8 @@ def test_create_list_show_diff_export_and_delete(redis_url: str, tmp_path: Path,
         assert "output out: 3 results before it" in shown
         diff = celeriac("savepoint", "diff", one["where"], other["where"])
         assert (diff.returncode, diff.stdout) == (1, "differs: counts b\n")
-        assert celeriac("savepoint", "diff", one["where"], one["where"]).returncode == 0
+        same = celeriac("savepoint", "diff", one["where"], one["where"])
+        assert same == (0, "", "the state is the same in both\n")
         lines = celeriac("savepoint", "export", one["where"], "--operator", "counts").stdout.splitlines()
         assert sorted((row["key"], row["value"]) for row in map(json.loads, lines)) == [("a", 2), ("b", 1)]
 
@@ -128,6 +129,11 @@ def test_savepoints_are_taken_again_and_again_until_the_job_ends(redis_url: str,
         (("savepoint", "create", "nosuch"), "there is no job 'nosuch'"),
         (("savepoint", "show", "/nowhere/at-all"), "there is no /nowhere/at-all/manifest.json"),
         (("savepoint", "create", "j", "--to", "nosuch://x/y"), "nosuch"),
+        (("savepoint", "create", "j", "--to", "flow.py"), "flow.py: File exists\nhint: savepoints lie in a folder"),
+        (("savepoint", "create", "j", "--to", "flow.py/s"), "Not a directory\nhint: savepoints lie in a folder"),
+        (("savepoint", "list", "flow.py"), "flow.py: Not a directory\nhint: savepoints lie in a folder"),
+        (("savepoint", "show", "flow.py"), "Not a directory\nhint: savepoints lie in a folder"),
+        (("dead-letters", "show", "j", "nope"), "hint: `celeriac dead-letters list j` shows the ids"),
         (("run", "flow.py", "--allow-edits"), "go with --from-savepoint"),
         (("run", "flow.py", "--from-savepoint", "/nowhere/at-all"), "there is no /nowhere/at-all/manifest.json"),
     ],
