@@ -142,6 +142,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         for line in kept_pools(record.plan, plan):
             screen.warn(line)
         workspace.is_kept = not is_portable
+        if server.embedded is not None and is_portable:
+            workspace.note_job(job, record.plan)
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, link, started_at)
         return run.to_end(stack)
 
@@ -231,7 +233,7 @@ class Run:
             return Exit.INTERRUPTED
         except StoreError as error:
             raise self._failed_by(error) from error
-        node = NodeProcess(self._node_settings(), self.workspace.logs)
+        node = NodeProcess(self._node_settings(), self.workspace.logs, self.workspace.holds)
         stack.callback(node.close)
         self._tell_accepted()
         try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import click
@@ -20,6 +18,7 @@ from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.savepoints import need_pyarrow
 from pipeline.cli.services import NodeProcess
+from pipeline.embedded.folders import OwnFolder
 from pipeline.errors import CeleriacError, JobStateError, PipelineError, StoreError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.graph import Graph
@@ -140,7 +139,7 @@ def check_shadow(record: JobRecord, graph: Graph, target: str, *, allow_dropped:
     return this_version("shadow", target, plan.fingerprint)
 
 
-Node: TypeAlias = Callable[[Shadowing, Path], AbstractContextManager[Callable[[], None]]]
+Node: TypeAlias = Callable[[Shadowing, OwnFolder], AbstractContextManager[Callable[[], None]]]
 """The node of a shadow while the block lasts, with a folder for its files; what looks after it."""
 
 
@@ -184,10 +183,10 @@ class Shadowed:
     def carry(self, candidate: Candidate, target: str, node: Node) -> Course | None:
         """The shadow from its beginning to its end; its course when it was promoted. Raises as `Course.run` does."""
         beside = self._beside
-        with tempfile.TemporaryDirectory(prefix="celeriac-") as folder:
-            one = make_shadow(self._scripts, self.claim, candidate, Path(folder), replace(beside, between=self._keep))
+        with OwnFolder.make("celeriac-shadow-") as folder:
+            one = make_shadow(self._scripts, self.claim, candidate, folder.path, replace(beside, between=self._keep))
             VersionStore(self._scripts).add(one.shadow, self._version)
-            with node(one, Path(folder)) as tend:
+            with node(one, folder) as tend:
                 course = Course(one, target, tend=tend, clock=beside.clock, sleep=beside.sleep)
                 self._outcome = course.run()
         return course if self._outcome == "promoted" else None
@@ -201,14 +200,15 @@ class Shadowed:
 
 
 @contextmanager
-def _node(settings: NodeSettings, one: Shadowing, folder: Path) -> Iterator[Callable[[], None]]:
+def _node(settings: NodeSettings, one: Shadowing, folder: OwnFolder) -> Iterator[Callable[[], None]]:
     """Processes of this one."""
-    logs, temporary = folder / "logs", folder / "tmp"
+    logs, temporary = folder.path / "logs", folder.path / "tmp"
     logs.mkdir()
     temporary.mkdir()
     for line in one.lines:
         click.echo(line, err=True)
-    node = NodeProcess(msgspec.structs.replace(settings, logs=str(logs), temporary=str(temporary)), logs)
+    placed = msgspec.structs.replace(settings, logs=str(logs), temporary=str(temporary))
+    node = NodeProcess(placed, logs, folder.holds)
     try:
         node.start()
         click.echo(_announcement(one), err=True)

@@ -340,6 +340,6 @@ def shadowed(job: str) -> Busy:
 def _unknown(job: str, id_: str) -> LetterError:
     return LetterError(
         f"the job {job!r} has no dead letter {id_}",
-        hint=f"`celeriac dead-letters list {job}` shows the ids of those that there are; one that was replayed or dropped"
-        " is gone",
+        hint=f"`celeriac dead-letters list {job}` shows the ids of those that there are;"
+        " one that was replayed or dropped is gone",
     )

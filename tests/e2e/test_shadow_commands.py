@@ -221,9 +221,7 @@ def test_a_shadow_whose_command_is_killed_is_taken_away_and_one_that_is_interrup
     assert story.results() == {word: list(range(1, 3 * EACH + 1)) for word in WORDS}
 
 
-def test_what_cannot_be_a_shadow_is_one_message(
-    site: Site, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_a_shadow_is_one_message(site: Site, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(site, redis_url)
     monkeypatch.chdir(site.root / "work")  # the sink's path is relative
     (site.root / "work" / "third.py").write_text(FILE.replace('name="by_word"', 'name="by"'))

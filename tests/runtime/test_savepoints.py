@@ -302,7 +302,9 @@ def test_file_sinks_get_what_comes_behind_the_cut_and_the_books_balance(
         assert restored.jobs.log_totals(restored.jobs.read("k")) == {}
 
 
-def test_with_other_partitions_counts_begin_anew_but_for_what_a_source_has_taken(redis_url: str, tmp_path: Path) -> None:
+def test_with_other_partitions_counts_begin_anew_but_for_what_a_source_has_taken(
+    redis_url: str, tmp_path: Path
+) -> None:
     with LocalJob(redis_url, counting(), partitions=1) as job:
         job.assign()
         job.send("aab")
