@@ -61,6 +61,7 @@ from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import this_version
+from pipeline.wording import counted
 
 CANCEL_SECONDS: Final = 2.0
 """What processes get to end after a cancel."""
@@ -341,7 +342,7 @@ class Run:
         if self.options.spark is not None:
             words[POOL] = f"Spark on {self.options.spark.shown}"
         workers = "; ".join(text if pool == POOL else f"pool {pool}: {text}" for pool, text in words.items())
-        self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
+        self.screen.note(f"job {self.job}: {workers}, {counted(partitions, 'partition')} a stage, on {where}")
         if self._wants_bursts() and not has_engine():
             self.screen.warn(f"warning: no Spark here: bursts wait for `celeriac worker {self.job} FILE.py --bursts`")
         for source in self._sources():

@@ -38,6 +38,7 @@ from pipeline.store.scripts import Scripts
 from pipeline.store.shadows import ShadowStore
 from pipeline.store.versions import VersionStore
 from pipeline.versions import Version, this_version, whole_target
+from pipeline.wording import counted
 
 ROOM_MIB: Final = 64
 KEEP_SECONDS: Final = 2.0
@@ -244,15 +245,16 @@ def show_shadow(scripts: Scripts, job: str, *, as_json: bool) -> Exit:
 
 
 def report_lines(job: str, report: Report) -> Iterator[str]:
-    yield f"version {report.code} runs beside job {job}, {report.lag:,} records behind"
+    yield f"version {report.code} runs beside job {job}, {counted(report.lag, 'record')} behind"
     for name, tally in report.sinks.items():
-        words = [f"{tally.compared:,} results compared", f"{tally.equal:,} equal"]
+        words = [f"{counted(tally.compared, 'result')} compared", f"{tally.equal:,} equal"]
         words += [f"{tally.moved:,} in another order"] if tally.moved else []
         words += [f"{tally.different:,} otherwise"] if tally.different else []
         words.append(f"{sum(tally.waiting):,} wait for their counterparts")
         yield f"sink {name}: {', '.join(words)}"
     if report.keys:
-        yield f"{report.keys:,} keys have results that are otherwise; the last ones of {report.keys_alike:,} are alike"
+        keys = counted(report.keys, "key")
+        yield f"results of {keys} are otherwise; the last ones of {report.keys_alike:,} are alike"
     if any(report.letters):
         yield f"dead letters since it began: {report.letters[0]:,} of the job, {report.letters[1]:,} of the new version"
     yield from (f"only of the new version: {line}" for line in report.letter_lines)

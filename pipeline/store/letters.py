@@ -29,6 +29,7 @@ from pipeline.store.connection import translated
 from pipeline.store.foreign import integer, text_of
 from pipeline.store.holds import read_hold
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 _PAGE: Final = 200
 _ATTEMPT: Final = re.compile(r"\d{1,16} \d{1,9} ")
@@ -196,9 +197,7 @@ class LetterStore:
                 records = int(answer[1])
                 raise JobStateError(
                     f"the dead letter {letter.id} cannot be {verb}: the input of its stage has ended"
-                    + (
-                        f", and {records:,} record{'s' * (records != 1)} held behind it could not go on" * (records > 0)
-                    ),
+                    + (f", and {counted(records, 'record')} held behind it could not go on" * (records > 0)),
                     hint="run these records in a new job; `celeriac remove` deletes them with this one",
                 )
             case -4:

@@ -145,7 +145,7 @@ def test_a_job_that_stays_full_is_told_after_the_wait(redis_url: str, produce: P
         done = produce(lines(*({"value": number} for number in range(1_000))), "--wait", "0.5")
 
     assert done.returncode == 1
-    assert "were not taken within 0.5 s: the inbox is full" in done.stderr
+    assert "not taken within 0.5 s: the inbox is full" in done.stderr
     assert "Traceback" not in done.stderr
 
 

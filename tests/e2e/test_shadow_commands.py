@@ -141,7 +141,7 @@ def test_a_new_version_is_compared_refused_and_promoted_when_it_is_meant(site: S
         shown = story.command("shadow", "j").stdout
         assert json.loads(story.command("shadow", "j", "--json").stdout)["code"] in shown
         assert f"sink out: {EACH * len(WORDS):,} results compared, 0 equal" in shown
-        assert f"{len(WORDS)} keys have results that are otherwise" in shown
+        assert f"results of {len(WORDS)} keys are otherwise" in shown
 
         done = story.command("promote", "j", "--accept-differences")
         assert done.returncode == 0, done.stderr
