@@ -562,7 +562,7 @@ def test_a_job_that_drains_takes_no_more_and_what_was_flushed_comes_out(
     job.jobs.transition("j", JobState.DRAINING)
 
     producer.send("k", "late")
-    with pytest.raises(InboxClosed, match="draining or suspended, or has ended; 1 records"):
+    with pytest.raises(InboxClosed, match="draining or suspended, or has ended; 1 record"):
         producer.flush()
     with pytest.raises(InboxClosed):
         producer.send("k", "later")

@@ -355,9 +355,9 @@ def test_a_write_goes_on_as_it_was_begun_and_no_row_comes_in_under_two_numbers(j
         NumberedRows(job.feed().lane(f"spark:{name}/0-of-{ending}"), 0, "write").add(chunk(1, 2))
         planned(name, name)
 
-    with pytest.raises(ProducerError, match="'ordered' was begun with 1 partitions, and now it has a staging folder"):
+    with pytest.raises(ProducerError, match="'ordered' was begun with 1 partition, and now it has a staging folder"):
         planned("ordered", "staged")
-    with pytest.raises(ProducerError, match="'staged' was begun with a staging folder, and now it has 1 partitions"):
+    with pytest.raises(ProducerError, match="'staged' was begun with a staging folder, and now it has 1 partition"):
         planned("staged", "ordered")
 
 
