@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
@@ -30,6 +31,8 @@ from pipeline.errors import (
 
 if TYPE_CHECKING:
     from pipeline.cli.interrupts import Interrupts
+
+_REFUSED_BY_THE_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
@@ -61,6 +64,13 @@ def run_command(arguments: Sequence[str]) -> int:
         _say(str(error), error.hint)
         _give_up_output()
         return _code(error)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _REFUSED_BY_THE_DISK:
+            raise
+        # What writes files names them in an error of ours: this is what `echo` or a flush met.
+        _say(f"standard output cannot be written: {error.strerror}", "free some space, or write it to another place")
+        _let_go_of_output()
+        return 2
 
 
 def _invoke(arguments: list[str], interrupts: Interrupts) -> int:

@@ -74,8 +74,9 @@ class Workspace:
         return self._own.holds if self._own is not None else ()
 
     def note_job(self, job: str, plan: Plan) -> None:
-        """The job ends with this folder; what it stages beside its results must not outlive that. Raises OSError."""
-        (self.path / _JOB).write_bytes(msgspec.json.encode(_Job(job, plan)))
+        """The job ends with this folder; what it stages beside its results is not to outlive that."""
+        with contextlib.suppress(OSError):  # without the note it does, should this process be killed
+            (self.path / _JOB).write_bytes(msgspec.json.encode(_Job(job, plan)))
 
     @property
     def logs(self) -> Path:

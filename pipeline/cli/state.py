@@ -15,7 +15,6 @@ from pipeline.client import Client, StateValue
 from pipeline.reading.keytext import key_text, parse_key
 from pipeline.reading.live import missing_key
 from pipeline.sinks.lines import text_of
-from pipeline.wording import counted
 
 _Command = Callable[..., Any]
 _STAGE = click.argument("stage", metavar="STAGE")
@@ -74,7 +73,7 @@ def list_keys(job: str, stage: str, redis_url: str, operator: str | None, prefix
         while page := [key_text(key) for key in islice(shown, _PAGE)]:
             screen.records(page)
         if next(keys, None) is not None:
-            screen.note(f"there are more than {counted(limit, 'key')}; --limit shows more of them")
+            screen.note(f"there are more keys than {limit:,}; --limit shows more of them")
 
 
 def _value(value: StateValue) -> dict[str, Any]:

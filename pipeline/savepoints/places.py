@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -37,6 +38,10 @@ class Place(ABC):
     """A folder of savepoints. Raises SavepointError for what the disk or the network refuses."""
 
     url: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Before a job is changed for a savepoint: raises for what can be known of the folder before it is written."""
 
     @abstractmethod
     def begin(self, name: str, job: str) -> Draft:
@@ -106,6 +111,12 @@ class LocalPlace(Place):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = str(folder)
+
+    def prepare(self) -> None:
+        with _faults(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def begin(self, name: str, job: str) -> Draft:
         with _faults(self.folder):
@@ -217,6 +228,10 @@ class RemotePlace(Place):
             raise EnvironmentFault(f"{urlsplit(url).scheme}:// cannot be used: {error}") from error
         self._root = self._root.rstrip("/")
         self.url = url
+
+    def prepare(self) -> None:
+        with _faults(self.url):  # what may be written there, only writing tells
+            self._files.exists(self._root)
 
     def begin(self, name: str, job: str) -> Draft:
         with _faults(self.url):

@@ -157,6 +157,23 @@ def test_what_cannot_be_done_is_one_message(
     assert not (tmp_path / "nosuch:").exists()
 
 
+def test_a_place_that_cannot_be_written_is_told_before_the_job_is_changed(
+    redis_url: str, tmp_path: Path, celeriac: Celeriac
+) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "s")
+    with LocalJob(redis_url, counting()) as job:
+        job.assign()
+
+        stopped = celeriac("savepoint", "create", "j", "--stop", "--to", place)
+        suspended = celeriac("suspend", "j", "--to", place)
+
+        assert [(each.returncode, "Not a directory" in each.stderr) for each in (stopped, suspended)] == [(2, True)] * 2
+        record = job.jobs.read("j")
+        assert [change.state for change in record.history] == [JobState.RUNNING]
+        assert record.paused == {}
+
+
 def test_an_exporter_that_is_killed_leaves_no_savepoint_and_the_next_one_is_whole(
     redis_url: str, tmp_path: Path, celeriac: Celeriac
 ) -> None:

@@ -214,6 +214,27 @@ def test_output_that_nobody_reads_is_no_complaint() -> None:
     assert errors == b""
 
 
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_output_that_a_full_disk_does_not_take_is_one_message(is_buffered: bool) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment["PYTHONUNBUFFERED"] = "" if is_buffered else "1"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli.main", "--help"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.splitlines() == [
+        "error: standard output cannot be written: No space left on device",
+        "hint: free some space, or write it to another place",
+    ]
+
+
 def test_a_signal_is_counted_and_raised_only_where_that_is_allowed() -> None:
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
