@@ -30,6 +30,8 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
+    import click
+
     from pipeline.cli.interrupts import Interrupts
 
 _REFUSED_BY_THE_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -91,9 +93,22 @@ def _invoke(arguments: list[str], interrupts: Interrupts) -> int:
         print(error.format_message())
         return 0
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "celeriac"
+        path = error.ctx.command_path if error.ctx else _path(celeriac, arguments)
         _say(error.format_message(), f"see `{path} --help`")
         return error.exit_code
+
+
+def _path(command: click.Command, arguments: list[str]) -> str:
+    """The command that is meant, where click does not say: an option at the end that lacks its argument."""
+    import click
+
+    path = "celeriac"
+    for word in arguments:
+        found = command.commands.get(word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, path = found, f"{path} {word}"
+    return path
 
 
 def _code(error: CeleriacError) -> int:

@@ -94,6 +94,13 @@ def test_wrong_usage_is_one_message(arguments: list[str], capsys: pytest.Capture
     assert errors_of(capsys).startswith("error: ")
 
 
+def test_an_option_without_its_argument_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["savepoint", "create", "j", "--to"]) == Exit.USAGE
+
+    errors = errors_of(capsys)
+    assert "hint: see `celeriac savepoint create --help`" in errors
+
+
 @pytest.mark.parametrize("job", ["../up", "a b", "", "x" * 101])
 def test_a_job_id_that_could_leave_its_folder_is_refused(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_flow()
