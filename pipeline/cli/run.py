@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -347,9 +348,10 @@ class Run:
             self.screen.warn(f"warning: no Spark here: bursts wait for `celeriac worker {self.job} FILE.py --bursts`")
         for source in self._sources():
             if source.spec.format == PRODUCER_FORMAT:
+                url = shlex.quote(without_password(self.server.url))  # a shell may take ?db=0 for a pattern
                 self.screen.note(
                     f"source {source.name} takes records until Ctrl-C: "
-                    f"celeriac produce {self.job} --source {source.name} --redis {without_password(self.server.url)}"
+                    f"celeriac produce {self.job} --source {source.name} --redis {url}"
                 )
             elif is_endless(source.spec.format, source.spec.options):
                 self.screen.note(f"source {source.name} is followed until Ctrl-C")
