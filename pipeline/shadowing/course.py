@@ -133,7 +133,8 @@ class Course:
         different = self.shadowing.comparison.different
         if different and not wish.accepts:
             raise NotPromoted(
-                f"otherwise than the job's: {counted(different, 'result')}; --accept-differences says that they are meant to be"
+                f"otherwise than the job's: {counted(different, 'result')};"
+                " --accept-differences says that they are meant to be"
             )
 
 
