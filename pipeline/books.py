@@ -12,6 +12,7 @@ from typing import Final
 from pipeline.facts import Alarm
 from pipeline.lifecycle import JobState
 from pipeline.plan import STREAM_FORMATS, Plan, StagePlan, stream_name
+from pipeline.wording import counted
 
 FORGOTTEN: Final = "gone"
 """Stands in a log for the senders that were forgotten, as if they were one."""
@@ -109,7 +110,7 @@ def balance_line(books: Books) -> str:
     waiting = sum(page.head - page.passed for page in books.pages)
     parts = [f"{sum(page.head for page in entries):,} in", f"{sunk:,} into sinks"]
     parts += [f"{left_out:,} known by their ids"] if left_out else []
-    parts += [f"{letters:,} dead letters"] if letters else []
+    parts += [counted(letters, "dead letter")] if letters else []
     parts += [f"{waiting:,} waiting"] if waiting else []
     return f"the books balance: {', '.join(parts)}"
 
@@ -117,18 +118,20 @@ def balance_line(books: Books) -> str:
 def _of_page(books: Books, page: Page) -> Iterator[Alarm]:
     """The equations of one partition by itself."""
     if page.is_torn:
-        behind = _count(page.head - page.passed)
+        behind = counted(page.head - page.passed, "record")
         yield _alarm(books, page, "entry", f"misses the entry at its position, {behind} before its end")
     yield from _differ(books, page, "inbox", page.head - sum(page.came.values()), "has {} {} than its senders sent")
     if not page.is_torn:
-        counted = page.taken + page.left_out
-        yield from _differ(books, page, "position", counted - page.passed, "has taken {} {} than it has passed")
+        all_passed = page.taken + page.left_out
+        yield from _differ(books, page, "position", all_passed - page.passed, "has taken {} {} than it has passed")
     yield from _differ(books, page, "outputs", page.emitted - sum(page.sent.values()), "has emitted {} {} than it sent")
     if page.passed > page.head:
-        beyond = _count(page.passed - page.head)
+        beyond = counted(page.passed - page.head, "record")
         yield _alarm(books, page, "beyond", f"stands {beyond} behind the end of its inbox")
     if books.state in _COMPLETE and page.passed < page.head:
-        yield _alarm(books, page, "rest", f"ended with {_count(page.head - page.passed)} that it has not taken")
+        yield _alarm(
+            books, page, "rest", f"ended with {counted(page.head - page.passed, 'record')} that it has not taken"
+        )
     for sender, number in page.finished.items():
         more = page.came.get(sender, 0) - number
         yield from _differ(
@@ -150,14 +153,14 @@ def _into_sink(books: Books, page: Page, target: str, streams: Mapping[str, Stre
     what = f"sink {target!r}" if stream is None else f"output {stream.name!r}"
     more = has - page.sent.get(target, 0)
     if more:
-        words = f"{_count(abs(more))} {'more' if more > 0 else 'fewer'} than that gave it"
+        words = f"{counted(abs(more), 'record')} {'more' if more > 0 else 'fewer'} than that gave it"
         yield _alarm(books, page, f"to {target}", words, f"{what} has of {_place(books, page)} ")
 
 
 def _of_stream(stream: StreamPage) -> Iterator[Alarm]:
     more = stream.head - sum(stream.came.values())
     if more:
-        words = f"{_count(abs(more))} {'more' if more > 0 else 'fewer'} than its senders sent"
+        words = f"{counted(abs(more), 'record')} {'more' if more > 0 else 'fewer'} than its senders sent"
         yield Alarm(f"output {stream.name}", "", -1, f"output {stream.name!r} has {words}")
 
 
@@ -174,7 +177,7 @@ def _of_letters(books: Books) -> Iterator[Alarm]:
 def _differ(books: Books, page: Page, kind: str, more: int, text: str) -> Iterator[Alarm]:
     """`text` has room for a count of records and for "more" or "fewer"."""
     if more:
-        yield _alarm(books, page, kind, text.format(_count(abs(more)), "more" if more > 0 else "fewer"))
+        yield _alarm(books, page, kind, text.format(counted(abs(more), "record"), "more" if more > 0 else "fewer"))
 
 
 def _alarm(books: Books, page: Page, kind: str, text: str, before: str = "") -> Alarm:
@@ -194,7 +197,3 @@ def _sinks(plan: Plan, stage: StagePlan) -> list[str]:
     return list(
         dict.fromkeys(STREAM_PREFIX + stream_name(one) if one.format in STREAM_FORMATS else one.name for one in names)
     )
-
-
-def _count(number: int) -> str:
-    return f"{number:,} record" + ("" if number == 1 else "s")

@@ -74,7 +74,7 @@ def _check_file(path: Path) -> None:
     if path.is_dir():
         raise PipelineError(f"{path} is a folder, not a Python file", hint=hint)
     if not path.exists():
-        beside = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        beside = sorted(each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else []
         close = suggestion(path.name, beside) if beside else ""
         raise PipelineError(f"there is no file {path}", hint=close or hint)
     if path.suffix != ".py":

@@ -10,6 +10,7 @@ from typing import Final
 
 from pipeline.facts import JobFacts, PartitionFacts
 from pipeline.positions import Position
+from pipeline.wording import counted
 
 LOST: Final = "Redis has lost its last writes"
 
@@ -28,12 +29,8 @@ def records_between(earlier: Position, later: Position) -> int:
 
 def partition_line(place: tuple[int, int], who: str, remembered: Position, found: Position) -> str:
     """What is missing of one partition, in one line. `who`: a party and what it did, as `worker w0 had committed`."""
-    lost = count_of(records_between(found, remembered))
+    lost = counted(records_between(found, remembered), "record")
     return f"stage {place[0]} partition {place[1]}: {who} up to {remembered}, Redis has {found} ({lost})"
-
-
-def count_of(number: int, what: str = "record") -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def losses_since(before: JobFacts, after: JobFacts, who: str) -> list[str]:
@@ -64,7 +61,7 @@ def _of_partition(before: PartitionFacts, after: PartitionFacts, who: str) -> li
     if is_ahead(before.position, after.position):
         return [partition_line(place, f"{who} had seen commits", before.position, after.position)]
     if before.head > after.head:
-        lost = count_of(before.head - after.head)
+        lost = counted(before.head - after.head, "record")
         return [
             f"stage {place[0]} partition {place[1]}: {who} had seen records up to {before.head:,}, "
             f"Redis has {after.head:,} ({lost})"

@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from pipeline.wording import counted
+
 Kind = Literal["rescale", "upgrade", "shadow", "burst", "backfill"]
 
 CLAIM_SECONDS: Final = 15.0
@@ -75,15 +77,15 @@ class About(msgspec.Struct, frozen=True):
             case "shadow":
                 return f"shadow of version {self.code}"
             case "burst":
-                return f"burst of {len(self.cuts)} partition" + ("" if len(self.cuts) == 1 else "s")
+                return f"burst of {counted(len(self.cuts), 'partition')}"
             case "backfill":
-                return f"backfill of {self.keys:,} key{'' if self.keys == 1 else 's'} of {self.stage}"
+                return f"backfill of {counted(self.keys, 'key')} of {self.stage}"
 
     @property
     def change(self) -> str:
         """The same with all that is known of it beforehand."""
         if self.kind == "rescale":
-            return f"{self} from {self.before} to {self.to} partitions"
+            return f"{self} from {self.before} to {counted(self.to, 'partition')}"
         if self.kind == "burst":
             return f"{self} on {self.node}"
         if self.kind == "backfill":

@@ -62,8 +62,13 @@ def discard_job(record: JobRecord) -> None:
 
     Raises SinkError.
     """
-    for sink in file_sinks(record.plan):
-        discard(sink, record.job)
-    for source in record.plan.sources:
+    discard_staged(record.job, record.plan)
+
+
+def discard_staged(job: str, plan: Plan) -> None:
+    """As `discard_job`, of a job that no Redis has any more."""
+    for sink in file_sinks(plan):
+        discard(sink, job)
+    for source in plan.sources:
         if source.format == "jdbc":
-            remove_copies(source.options["staging"], owner_of(record.job, source.name))
+            remove_copies(source.options["staging"], owner_of(job, source.name))

@@ -18,6 +18,7 @@ from typing import Any, Final
 from pipeline.errors import PipelineError
 from pipeline.graph import External, Graph, KeyBy, Keyed, MapWithKey, Node, Sink, Source, Transform, Union
 from pipeline.programs.checking import check_program, lines_lose_keys
+from pipeline.wording import counted
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """A name becomes part of Redis keys, queue names and file names: it stays within what all of them take."""
@@ -72,7 +73,7 @@ def check_function(fn: object, parameters: Sequence[str], operator: str) -> None
     except TypeError as error:
         raise PipelineError(
             f"{wanted}; {_called(fn)}{signature} does not fit: {error}",
-            hint=f"make it take {len(parameters)} positional parameter{'s' * (len(parameters) != 1)}",
+            hint=f"make it take {counted(len(parameters), 'positional parameter')}",
         ) from error
 
 

@@ -13,6 +13,7 @@ from pipeline.messages import Barrier, Data, EndOfInput, Header, Release, Table,
 from pipeline.positions import Position, entry_after
 from pipeline.records import MAX_TIME, MIN_TIME, Batch
 from pipeline.store.commits import Entry
+from pipeline.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Inbox:
                 )
             batch = decode_batch(entry.payload)
             if len(batch) != header.count:
-                raise DecodingError(f"a payload holds {len(batch)} records, its header says {header.count}")
+                raise DecodingError(f"a payload holds {counted(len(batch), 'record')}, its header says {header.count}")
             if any(not 0 <= index < len(batch) for index in batch.faults):
                 raise DecodingError("a payload names a fault of a record that it does not hold")
         except DecodingError as error:

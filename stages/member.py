@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Final
 
 from pipeline.bursts import is_burst_pool
 from pipeline.cli.services import scratch_environment
+from pipeline.embedded.folders import OwnFolder
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
     CeleriacError,
@@ -327,13 +327,13 @@ def _scratch(settings: MemberSettings) -> Iterator[str]:
         yield ""
         return
     try:
-        folder = tempfile.TemporaryDirectory(prefix="celeriac-", ignore_cleanup_errors=True)
+        folder = OwnFolder.make("celeriac-member-")
     except OSError as error:
         _log.warning("there is no place for temporary files: %s", error)
         yield ""
         return
-    with folder as name:
-        yield name
+    with folder:
+        yield str(folder.path)
 
 
 def main() -> int:

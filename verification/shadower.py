@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
 from pipeline import Pipeline, read, write
 from pipeline.cli.shadowing import Shadowed
+from pipeline.embedded.folders import OwnFolder
 from pipeline.errors import Busy, JobStateError, OperationLost, SavepointError, ShadowLost
 from pipeline.plan import fingerprint
 from pipeline.shadowing.carrying import Beside, Candidate, Shadowing
@@ -138,7 +138,7 @@ class Shadower(Command):
             shadowed.carry(Candidate(graph, version, _ROOM), f"/{code}.py", partial(self._run_node, code))
 
     @contextmanager
-    def _run_node(self, code: str, one: Shadowing, _: Path) -> Iterator[Callable[[], None]]:
+    def _run_node(self, code: str, one: Shadowing, _: OwnFolder) -> Iterator[Callable[[], None]]:
         self._node.switch(code)
         try:
             yield lambda: None

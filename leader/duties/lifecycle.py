@@ -9,6 +9,7 @@ from pipeline.errors import JobStateError
 from pipeline.facts import JobFacts
 from pipeline.lifecycle import JobState
 from pipeline.store.jobs import JobStore
+from pipeline.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,11 @@ def next_state(facts: JobFacts) -> Change | None:
     """The state that the job's facts call for, or None. Too many dead letters outweigh a finished input."""
     limits, job = facts.record.plan.limits, facts.record.job
     letters, held = facts.dead_letters, facts.held
-    behind = f" and {held:,} records held behind them" if held else ""
+    behind = f" and {counted(held, 'record')} held behind them" if held else ""
     if letters + held > limits.dead_letters:
-        return _too_many(job, f"{letters:,} dead letters{behind}, more than the {limits.dead_letters:,} allowed")
+        return _too_many(
+            job, f"{counted(letters, 'dead letter')}{behind}, more than the {limits.dead_letters:,} allowed"
+        )
     size, most = facts.dead_letter_bytes + facts.held_bytes, limits.dead_letter_bytes
     if size > most:
         return _too_many(job, f"dead letters{behind} of {size:,} bytes, more than the {most:,} allowed")

@@ -26,6 +26,7 @@ from pipeline.cli.screen import Screen
 from pipeline.errors import CeleriacError, EnvironmentFault
 from pipeline.records import Batch
 from pipeline.sinks.lines import console_lines
+from pipeline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.plan import Plan, StagePlan
@@ -289,7 +290,7 @@ def result_lines(result: BulkResult) -> list[str]:
     """The summary at the end: what each stage did, and where the results are."""
     stages = list(zip(result.plan.stages, result.stages, strict=True))
     read = sum(counts.taken for stage, counts in stages if not stage.upstream)
-    lines = [f"run {result.job} finished", f"  read: {_count(read, 'record')}"]
+    lines = [f"run {result.job} finished", f"  read: {counted(read, 'record')}"]
     for stage, counts in stages:
         line = f"  stage {stage.name}: in {counts.taken:,}, out {counts.emitted:,}"
         for number, words in ((counts.filtered, "filtered"), (counts.dead, "given up"), (counts.skipped, "skipped")):
@@ -313,8 +314,8 @@ def _report_letters(result: BulkResult, screen: Screen) -> Exit:
 
     path = free_path(Path.cwd() / f"{result.job}.dead-letters.jsonl")
     write_letters(path, result.plan, result.letters, result.held)
-    held = f", {_count(len(result.held), 'record')} held behind" if result.held else ""
-    screen.warn(f"  dead letters: {_count(len(result.letters), 'record')} given up{held}, kept in {path}")
+    held = f", {counted(len(result.held), 'record')} held behind" if result.held else ""
+    screen.warn(f"  dead letters: {counted(len(result.letters), 'record')} given up{held}, kept in {path}")
     names = [letter.operator or result.plan.stage_name(letter.stage) for letter in result.letters[:SHOWN_LETTERS]]
     lines = [
         error_line(name, letter.error, letter.traceback)
@@ -329,7 +330,3 @@ def free_path(path: Path) -> Path:
     """The path, or one beside it: an earlier run may have had the same name."""
     numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
     return next(each for each in chain([path], numbered) if not each.exists())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -22,6 +22,7 @@ from pipeline.operations import Claim, Phase
 from pipeline.positions import Position
 from pipeline.store.claims import ClaimStore
 from pipeline.store.jobs import JobStore
+from pipeline.wording import counted
 
 LOOK_SECONDS: Final = 0.2
 RENEW_SECONDS: Final = 1.0
@@ -197,7 +198,7 @@ class Course:
     def _tell_kept(self, facts: JobFacts) -> None:
         kept = len(owned_by(facts, self.node))
         if kept:
-            self.say(f"{kept} partition{'' if kept == 1 else 's'} not taken back yet: they go to the next worker")
+            self.say(f"{counted(kept, 'partition')} not taken back yet: they go to the next worker")
 
     def _tell(self, now: float) -> None:
         if now - self._told_at < TELL_SECONDS:
@@ -206,8 +207,8 @@ class Course:
         done, total = sum(each.done for each in self.shares), sum(each.total for each in self.shares)
         reached = sum(each.is_reached for each in self.shares)
         self.say(
-            f"{self.phase.value}: {done:,} of {total:,} records,"
-            f" {reached} of {len(self.shares)} partitions are at their cut"
+            f"{self.phase.value}: {done:,} of {counted(total, 'record')},"
+            f" {reached} of {counted(len(self.shares), 'partition')} at the cut"
         )
 
     def _lines(self, now: float) -> list[str]:
@@ -218,7 +219,7 @@ class Course:
             min((turn.began_at for turn in turns), default=now),
             max((turn.ended_at for turn in turns), default=now),
         )
-        line = f"{sum(each.done for each in self.shares):,} records in {duration(took)}"
+        line = f"{counted(sum(each.done for each in self.shares), 'record')} in {duration(took)}"
         if turns:
             line += f"; {records:,} of them on Spark, in {duration(ended - began)}, {_rate(records, ended - began)}/s"
         rows: list[tuple[str, ...]] = [("partition", "on Spark", "from", "to", "cut", "seconds", "per s", "came since")]

@@ -37,6 +37,7 @@ from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.validation import suggestion
 from pipeline.versions import check_code, whoami
+from pipeline.wording import counted
 
 MEASURE_SECONDS: Final = 3.0
 """So long the pace of partitions is measured, where it is asked for."""
@@ -173,16 +174,17 @@ def measured(
 
 
 def _nothing(facts: JobFacts, found: Sequence[Lag], threshold: Threshold) -> str:
-    how = f"{threshold.records:,} records" if threshold.seconds is None else f"{threshold.seconds:g} s"
+    how = counted(threshold.records, "record") if threshold.seconds is None else f"{threshold.seconds:g} s"
     most = max((each.backlog for each in found), default=0)
-    return f"no partition of job {facts.record.job} is {how} behind (the most are {most:,} records): nothing to do"
+    furthest = counted(most, "record")
+    return f"no partition of job {facts.record.job} is {how} behind (the furthest is {furthest} behind): nothing to do"
 
 
 def _rows(plan: Plan, behind: Sequence[Lag]) -> list[str]:
     rows: list[tuple[str, ...]] = [("partition", "stage", "behind", "at its pace")]
     for each in behind:
         pace = "never" if each.seconds == float("inf") else f"{each.seconds:,.0f} s" if each.seconds else "?"
-        rows.append((each.name, plan.stage_name(each.place[0]), f"{each.backlog:,} records", pace))
+        rows.append((each.name, plan.stage_name(each.place[0]), counted(each.backlog, "record"), pace))
     return table(rows)
 
 

@@ -11,6 +11,7 @@ from pipeline.plan import SinkPlan
 from pipeline.sinks.lines import console_lines
 from pipeline.store.outputs import OutputReader
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 READER: Final = "console"
 
@@ -60,7 +61,7 @@ class Console:
             raise stale
         missed = reader.next_number - before.next_number
         if missed > 0:
-            self._warn(f"{missed:,} records of {sink.name} are not shown: its reader was removed meanwhile")
+            self._warn(f"of {sink.name}, {counted(missed, 'record')} cannot be shown: its reader was removed meanwhile")
         self._readers[sink.name] = reader
 
     def print_all(self) -> int:

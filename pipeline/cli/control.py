@@ -122,7 +122,7 @@ def _pause(store: JobStore, job: str, source: str | None, stage: str | None, *, 
         if stage not in names:
             raise PipelineError(f"job {job!r} has no stage {stage!r}", hint=suggestion(stage, names))
         is_news = store.pause_stage(record, stage, is_paused=is_paused)
-        click.echo(f"stage {stage} of job {job} is {_words(is_paused)}" + ("" if is_news else " already"))
+        click.echo(f"stage {stage} of job {job} {_words(is_paused, is_news=is_news)}")
         return
     if record.state is JobState.SUSPENDED:
         raise JobStateError(
@@ -130,11 +130,13 @@ def _pause(store: JobStore, job: str, source: str | None, stage: str | None, *, 
         )
     for name in _sources(record, source):
         is_news = store.pause(record, name, is_paused=is_paused)
-        click.echo(f"source {name} of job {job} is {_words(is_paused)}" + ("" if is_news else " already"))
+        click.echo(f"source {name} of job {job} {_words(is_paused, is_news=is_news)}")
 
 
-def _words(is_paused: bool) -> str:
-    return "paused" if is_paused else "not paused"
+def _words(is_paused: bool, *, is_news: bool) -> str:
+    if is_paused:
+        return "is paused" if is_news else "is paused already"
+    return "is not paused" if is_news else "was not paused"
 
 
 def _sources(record: JobRecord, wanted: str | None) -> list[str]:

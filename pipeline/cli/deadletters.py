@@ -41,8 +41,12 @@ def list_letters(job: str, redis_url: str, operator: str | None, as_json: bool) 
         for letter in found:
             click.echo(json.dumps(letter_json(plan, letter), ensure_ascii=False))
         return
+    is_empty = True
     for line in list_lines(plan, found, time.time_ns() // 1_000_000):
         click.echo(line)
+        is_empty = False
+    if is_empty:
+        click.echo("no dead letters", err=True)
 
 
 @dead_letters.command("show")

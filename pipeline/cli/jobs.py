@@ -16,6 +16,7 @@ from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 
 @click.command()
@@ -69,7 +70,7 @@ def remove(job: str, redis_url: str, force: bool) -> None:
     # Not cancelled first: whoever runs it would take that for its end, and miss that the job is gone.
     count = store.erase(job) if force else store.remove(job)
     discard_job(record)
-    click.echo(f"job {job} is removed: {count} keys")
+    click.echo(f"job {job} is removed: {counted(count, 'key')}")
 
 
 def _store(redis_url: str) -> JobStore:

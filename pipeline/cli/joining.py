@@ -28,6 +28,7 @@ from pipeline.store.connection import check_server, connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.permissions import check_permissions
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 _LOOK_SECONDS: Final = 0.2
 _SPARE_SECONDS: Final = 1.0
@@ -105,7 +106,7 @@ def worker(
     check_pool(record.plan, pool)
     name = chosen_name(lambda: store.facts(job), node)
     count = 1 if is_spark else workers or len(os.sched_getaffinity(0))
-    what = "a streaming query of Spark" if is_spark else f"{count} worker{'' if count == 1 else 's'}"
+    what = "a streaming query of Spark" if is_spark else counted(count, "worker")
     of_pool = "" if pool == POOL else f" of pool {pool}"
     click.echo(f"node {name} joins job {job} with {what}{of_pool}", err=True)
     if name in store.facts(job).drained:

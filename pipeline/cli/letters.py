@@ -15,6 +15,7 @@ from pipeline.errors import DecodingError, LetterError
 from pipeline.plan import Plan
 from pipeline.records import MAX_TIME
 from pipeline.store.letters import DeadLetter, LetterStore
+from pipeline.wording import counted
 
 _LINE: Final = 80
 _KEY: Final = 12
@@ -41,7 +42,7 @@ def letter_lines(plan: Plan, letter: DeadLetter) -> list[str]:
     facts = letter_json(plan, letter)
     lines += [f"key        {json.dumps(facts['key'], ensure_ascii=False)}"] if facts["key"] is not None else []
     if letter.holds:
-        records = f"{letter.behind:,} record{'s' * (letter.behind != 1)}"
+        records = counted(letter.behind, "record")
         lines.append(f"holds      {records} of key {json.dumps(facts['key'], ensure_ascii=False)}")
     lines.append(f"value      {json.dumps(facts['value'], ensure_ascii=False)}")
     if letter.edited:

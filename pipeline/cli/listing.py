@@ -18,6 +18,7 @@ from pipeline.store.connection import connect, without_password
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
+from pipeline.wording import counted
 
 
 @click.command("list")
@@ -52,7 +53,7 @@ def _show(urls: list[str], *, as_json: bool, with_servers: bool) -> None:
         shown = without_password(url)
         rows += [{**job_json(record), "version": _code(versions, record), "redis": shown} for record in records]
         now_ms = store.now_ms()
-        lines += [f"{shown}: {len(records) or 'no'} job{'' if len(records) == 1 else 's'}"] if with_servers else []
+        lines += [f"{shown}: {counted(len(records), 'job') if records else 'no jobs'}"] if with_servers else []
         lines += [
             f"{'  ' if with_servers else ''}{job_line(record, _code(versions, record), now_ms)}" for record in records
         ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
@@ -29,7 +30,11 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
+    import click
+
     from pipeline.cli.interrupts import Interrupts
+
+_REFUSED_BY_THE_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
@@ -61,6 +66,13 @@ def run_command(arguments: Sequence[str]) -> int:
         _say(str(error), error.hint)
         _give_up_output()
         return _code(error)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _REFUSED_BY_THE_DISK:
+            raise
+        # What writes files names them in an error of ours: this is what `echo` or a flush met.
+        _say(f"standard output cannot be written: {error.strerror}", "free some space, or write it to another place")
+        _let_go_of_output()
+        return 2
 
 
 def _invoke(arguments: list[str], interrupts: Interrupts) -> int:
@@ -81,9 +93,22 @@ def _invoke(arguments: list[str], interrupts: Interrupts) -> int:
         print(error.format_message())
         return 0
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "celeriac"
+        path = error.ctx.command_path if error.ctx else _path(celeriac, arguments)
         _say(error.format_message(), f"see `{path} --help`")
         return error.exit_code
+
+
+def _path(command: click.Command, arguments: list[str]) -> str:
+    """The command that is meant, where click does not say: an option at the end that lacks its argument."""
+    import click
+
+    path = "celeriac"
+    for word in arguments:
+        found = command.commands.get(word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, path = found, f"{path} {word}"
+    return path
 
 
 def _code(error: CeleriacError) -> int:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from statistics import median
 
 from pipeline.facts import Moved
+from pipeline.wording import counted
 
 
 def moves_line(found: Sequence[Moved]) -> str:
     """How many moves are kept, and for how long partitions stood still."""
     forced = sum(moved.how == "forced" for moved in found)
     pauses = [moved.pause_ms for moved in found]
-    return (
-        f"{len(found)} moves, {forced} of them forced; pauses: median {median(pauses):g} ms, longest {max(pauses)} ms"
-    )
+    shown = f"median {median(pauses):g} ms, longest {max(pauses)} ms"
+    return f"{counted(len(found), 'move')}, {forced} of them forced; pauses: {shown}"
 
 
 def moves_cells(found: Sequence[Moved]) -> list[tuple[str, ...]]:

@@ -23,6 +23,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from pipeline.validation import suggestion
+from pipeline.wording import counted
 
 _LOOK_SECONDS: Final = 0.1
 _NAMED: Final = 10
@@ -184,5 +185,5 @@ def until_empty(
             return left if facts.record.state in WORKING else []
         if len(left) != told:
             told = len(left)
-            tell(f"node {node}: {told} partition{'' if told == 1 else 's'} left")
+            tell(f"node {node}: {counted(told, 'partition')} left")
         sleep(_LOOK_SECONDS)

@@ -14,6 +14,7 @@ from pipeline.plan import Plan
 from pipeline.pools import POOL
 from pipeline.scaling.settings import MOST_WORKERS, Scaling, parse_range
 from pipeline.validation import NAME, suggestion
+from pipeline.wording import counted
 
 FOR_ONE: Final = 1
 """Workers of a pool of which nothing is said."""
@@ -32,7 +33,7 @@ class PoolWorkers:
 
     def words(self, workers: int) -> str:
         """With so many just now."""
-        shown = f"{workers} worker{'' if workers == 1 else 's'}"
+        shown = counted(workers, "worker")
         return f"{shown}, scaled within {self.scaling.minimum}..{self.scaling.maximum}" if self.scaling else shown
 
 

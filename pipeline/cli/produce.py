@@ -19,6 +19,7 @@ from pipeline.codec import shown
 from pipeline.errors import CeleriacError, EncodingError, InboxClosed, InboxFull, InputError, JobStateError
 from pipeline.producer import Producer
 from pipeline.validation import suggestion
+from pipeline.wording import counted
 
 LINE_BYTES: Final = 16 << 20
 """A longer line is refused before all of it is read: no record may be that large."""
@@ -91,13 +92,13 @@ def produce_lines(
             count += 1
             if clock() - told_at >= _PROGRESS_SECONDS:
                 told_at = clock()
-                note(f"{count - producer.pending:,} records taken")
+                note(f"{counted(count - producer.pending, 'record')} taken")
         durability = producer.flush()
     except InboxClosed as error:
         raise JobStateError(str(error), hint=error.hint or f"see `celeriac status {producer.job}`") from error
     except InboxFull as error:
         raise JobFailed(str(error), hint=error.hint) from error
-    note(f"{count:,} records taken by job {producer.job} (durability: {durability})")
+    note(f"{counted(count, 'record')} taken by job {producer.job} (durability: {durability})")
     return Exit.FINISHED
 
 

@@ -42,6 +42,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import check_code, whoami
+from pipeline.wording import counted
 
 RENEW_SECONDS: Final = 2.0
 
@@ -282,7 +283,7 @@ class Undertaken:
 def _progress(phase: Phase, done: int, total: int) -> str:
     if phase is Phase.SWAPPING and done == total:
         return "the input is held back until all of it is processed"
-    return f"{total - done:,} records of history are read" + (f", behind {done:,}" if done else "")
+    return f"reading {counted(total - done, 'record')} of history" + (f", behind {done:,}" if done else "")
 
 
 def lines_of(plan: Plan, stage: StagePlan, swapped: Swapped) -> Iterator[str]:
@@ -298,7 +299,7 @@ def lines_of(plan: Plan, stage: StagePlan, swapped: Swapped) -> Iterator[str]:
         )
         if count
     ]
-    records = _count(swapped.records, "record")
+    records = counted(swapped.records, "record")
     yield f"stage {stage.name}: the state of these keys is what {records} of history give: {', '.join(parts)}"
     yield f"the input was held back for {duration(swapped.held_seconds)}"
     behind = _behind(plan, stage)
@@ -325,7 +326,7 @@ def _letters(plan: Plan, swapped: Swapped, job: str, screen: Screen) -> Exit:
 
     path = free_path(Path.cwd() / f"{job}.backfill.dead-letters.jsonl")
     write_letters(path, plan, swapped.failed)
-    screen.warn(f"{_count(len(swapped.failed), 'record')} of the history failed, and not in the state; kept in {path}")
+    screen.warn(f"{counted(len(swapped.failed), 'record')} of the history failed, and not in the state; kept in {path}")
     lines = [
         error_line(letter.operator or plan.stage_name(letter.stage), letter.error, letter.traceback)
         for letter in swapped.failed[:SHOWN_LETTERS]
@@ -333,7 +334,3 @@ def _letters(plan: Plan, swapped: Swapped, job: str, screen: Screen) -> Exit:
     for line in dict.fromkeys(lines):
         screen.warn(line)
     return Exit.DEAD_LETTERS
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

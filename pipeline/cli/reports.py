@@ -35,6 +35,7 @@ from pipeline.sinks.publisher import Published
 from pipeline.sinks.rotation import rotation_of
 from pipeline.store.letters import DeadLetter
 from pipeline.versions import Version
+from pipeline.wording import counted
 
 SHOWN_PARTITIONS = 8
 """Partitions that a message names."""
@@ -71,7 +72,7 @@ def result_lines(result: Result) -> list[str]:
     """The summary at the end of a run."""
     facts = result.facts
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
-    lines = [f"job {facts.record.job} {how}", f"  read: {_count(records_read(facts), 'record')}"]
+    lines = [f"job {facts.record.job} {how}", f"  read: {counted(records_read(facts), 'record')}"]
     lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.sinks]
     plans = {sink.name: sink for sink in facts.record.plan.sinks}
     lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]
@@ -91,13 +92,13 @@ def given_words(sink: SinkPlan, count: int) -> str:
     match sink.format:
         case "sql":
             kind = "replaced or added" if sink.options["mode"] == "upsert" else "added"
-            return f"{_count(count, 'row')} {kind} in {sink.options['table']} of {sink.options['url']}"
+            return f"{counted(count, 'row')} {kind} in {sink.options['table']} of {sink.options['url']}"
         case "kafka":
-            return f"{_count(count, 'record')} to the topic {sink.options['topic']}, at least once"
+            return f"{counted(count, 'record')} to the topic {sink.options['topic']}, at least once"
         case "http":
-            return f"{_count(count, 'record')} to {sink.options['url']}, at least once"
+            return f"{counted(count, 'record')} to {sink.options['url']}, at least once"
         case _:
-            return f"{_count(count, 'record')} given to its function, at least once"
+            return f"{counted(count, 'record')} given to its function, at least once"
 
 
 def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[str]:
@@ -106,8 +107,8 @@ def dead_letter_lines(facts: JobFacts, letters: Sequence[DeadLetter]) -> list[st
         return []
     # Equal lines are shown once: a function that fails for every record has one thing to tell.
     shown = list(dict.fromkeys(_letter_line(facts, letter) for letter in letters[:SHOWN_LETTERS]))
-    held = f", {_count(facts.held, 'record')} held behind" if facts.held else ""
-    lines = [f"  dead letters: {_count(facts.dead_letters, 'record')} given up{held}", *shown]
+    held = f", {counted(facts.held, 'record')} held behind" if facts.held else ""
+    lines = [f"  dead letters: {counted(facts.dead_letters, 'record')} given up{held}", *shown]
     if facts.dead_letters > len(shown):
         lines.append(f"    and {facts.dead_letters - len(shown):,} more")
     return lines
@@ -182,7 +183,7 @@ def output_lines(job: str, outputs: Sequence[OutputFacts]) -> list[str]:
     """Each output and its readers; a full one says whom it waits for, and what can be done about it."""
     lines = []
     for output in outputs:
-        kept = _count(output.next_number - output.oldest, "result")
+        kept = counted(output.next_number - output.oldest, "result")
         how = "FULL" if output.waiting else "no readers" if not output.readers else ""
         lines.append(f"{output.name}: {kept} kept" + (f", {how}" if how else ""))
         lines += [f"  {_reader(reader)}" for reader in output.readers]
@@ -218,7 +219,7 @@ def full_output(job: str, output: OutputFacts) -> str:
     slowest = output.slowest
     if slowest is None:
         return ""
-    stopped = _count(output.waiting, "partition")
+    stopped = counted(output.waiting, "partition")
     wait = f"{stopped} of the job wait" if output.waiting != 1 else f"{stopped} of the job waits"
     remedy = (
         "it is forgotten when it stays silent"
@@ -230,7 +231,7 @@ def full_output(job: str, output: OutputFacts) -> str:
 
 def _reader(reader: ReaderFacts) -> str:
     who = "a reader without a name" if reader.is_temporary else f"reader {reader.name}"
-    unread = f"{_count(reader.unread, 'result')} unread"
+    unread = f"{counted(reader.unread, 'result')} unread"
     return f"{who}: at {reader.next_number:,}, {unread}, heard {duration(reader.silent_seconds)} ago"
 
 
@@ -363,7 +364,7 @@ def undrained(facts: JobFacts) -> str:
     left = [part for part in facts.partitions if not part.done]
     shown = [
         f"stage {facts.record.plan.stage(part.stage).name!r} partition {part.partition} has "
-        + (_count(part.backlog, "record") if part.backlog else "not met its end")
+        + (counted(part.backlog, "record") if part.backlog else "not met its end")
         for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
     ]
     more = len(left) - len(shown)
@@ -377,7 +378,7 @@ def in_flight(facts: JobFacts) -> str:
     waits = {name: why for worker in facts.workers for name, why in _waits(worker).items()}
     shown = [
         f"stage {facts.record.plan.stage(part.stage).name!r} partition {part.partition} has "
-        + (_count(part.backlog, "record") if part.backlog else "a watermark in hand")
+        + (counted(part.backlog, "record") if part.backlog else "a watermark in hand")
         + (f" ({waits[part.name]})" if part.name in waits else "")
         for part in sorted(left, key=lambda part: -part.backlog)[:SHOWN_PARTITIONS]
     ]
@@ -406,12 +407,8 @@ def _waits(worker: WorkerFacts) -> dict[str, str]:
 
 
 def published_words(published: Published) -> str:
-    files, records = _count(published.files, "file"), _count(published.records, "record")
+    files, records = counted(published.files, "file"), counted(published.records, "record")
     return f"{published.path} ({files}, {records})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _workers(facts: JobFacts) -> str:
@@ -422,18 +419,19 @@ def _workers(facts: JobFacts) -> str:
 
 
 def _nodes(facts: JobFacts) -> str:
-    rows = [f"{row.name or '?'} ({row.state}, {_count(row.partitions, 'partition')})" for row in node_rows(facts)]
+    rows = [f"{row.name or '?'} ({row.state}, {counted(row.partitions, 'partition')})" for row in node_rows(facts)]
     return f"{', '.join(rows)}; celeriac node list {facts.record.job} shows more"
 
 
 def _pools(facts: JobFacts) -> str:
     return ", ".join(
-        f"{row.name} ({_count(row.live, 'worker')}, {_count(row.partitions, 'partition')})" for row in pool_rows(facts)
+        f"{row.name} ({counted(row.live, 'worker')}, {counted(row.partitions, 'partition')})"
+        for row in pool_rows(facts)
     )
 
 
 def _versions(facts: JobFacts) -> str:
-    return ", ".join(f"{code} ({_count(number, 'worker')})" for code, number in running_versions(facts).items())
+    return ", ".join(f"{code} ({counted(number, 'worker')})" for code, number in running_versions(facts).items())
 
 
 def _instant(milliseconds: int) -> str:

@@ -23,6 +23,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.operations import MOST_PARTITIONS, OperationStore
 from pipeline.store.scripts import Scripts
 from pipeline.validation import suggestion
+from pipeline.wording import counted
 
 _LOOK_SECONDS: Final = 0.1
 
@@ -100,7 +101,7 @@ def _chosen(plan: Plan, job: str, name: str, partitions: int) -> StagePlan:
             hint=suggestion("", keyed),
         )
     if found.serving == partitions:
-        raise PipelineError(f"stage {name!r} of job {job!r} has {partitions} partitions already")
+        raise PipelineError(f"stage {name!r} of job {job!r} has {counted(partitions, 'partition')} already")
     return found
 
 
@@ -136,9 +137,9 @@ def _phase_line(facts: JobFacts, operation: Operation) -> str:
     parts = [part for part in facts.partitions if part.stage == operation.stage]
     if operation.phase is Phase.WAITING:
         most = max((part.backlog for part in parts), default=0)
-        return f"waiting: the longest inbox of {operation.about.stage} has {most:,} records"
+        return f"waiting: the longest inbox of {operation.about.stage} has {counted(most, 'record')}"
     left = sum(part.is_switching for part in parts)
-    return f"settling: {left} of {len(parts)} partitions are not through yet"
+    return f"settling: {left} of {counted(len(parts), 'partition')} not through yet"
 
 
 def _tell_end(past: PastOperation | None) -> None:

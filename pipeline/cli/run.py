@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -61,6 +62,7 @@ from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import this_version
+from pipeline.wording import counted
 
 CANCEL_SECONDS: Final = 2.0
 """What processes get to end after a cancel."""
@@ -142,6 +144,8 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         for line in kept_pools(record.plan, plan):
             screen.warn(line)
         workspace.is_kept = not is_portable
+        if server.embedded is not None and is_portable:
+            workspace.note_job(job, record.plan)
         run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, link, started_at)
         return run.to_end(stack)
 
@@ -231,7 +235,7 @@ class Run:
             return Exit.INTERRUPTED
         except StoreError as error:
             raise self._failed_by(error) from error
-        node = NodeProcess(self._node_settings(), self.workspace.logs)
+        node = NodeProcess(self._node_settings(), self.workspace.logs, self.workspace.holds)
         stack.callback(node.close)
         self._tell_accepted()
         try:
@@ -339,14 +343,15 @@ class Run:
         if self.options.spark is not None:
             words[POOL] = f"Spark on {self.options.spark.shown}"
         workers = "; ".join(text if pool == POOL else f"pool {pool}: {text}" for pool, text in words.items())
-        self.screen.note(f"job {self.job}: {workers}, {partitions} partitions a stage, on {where}")
+        self.screen.note(f"job {self.job}: {workers}, {counted(partitions, 'partition')} a stage, on {where}")
         if self._wants_bursts() and not has_engine():
             self.screen.warn(f"warning: no Spark here: bursts wait for `celeriac worker {self.job} FILE.py --bursts`")
         for source in self._sources():
             if source.spec.format == PRODUCER_FORMAT:
+                url = shlex.quote(without_password(self.server.url))  # a shell may take ?db=0 for a pattern
                 self.screen.note(
                     f"source {source.name} takes records until Ctrl-C: "
-                    f"celeriac produce {self.job} --source {source.name} --redis {without_password(self.server.url)}"
+                    f"celeriac produce {self.job} --source {source.name} --redis {url}"
                 )
             elif is_endless(source.spec.format, source.spec.options):
                 self.screen.note(f"source {source.name} is followed until Ctrl-C")

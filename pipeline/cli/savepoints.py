@@ -21,6 +21,7 @@ from pipeline.lifecycle import WORKING, JobState
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.savepoints.manifest import Manifest
@@ -150,8 +151,10 @@ def show_savepoint(savepoint_url: str, as_json: bool) -> None:
         summary(manifest),
         f"stages (partitions): {stages}",
     ]
-    lines += [f"operator {name}: {keys:,} keys" for name, keys in sorted(manifest.keys.items())]
-    lines += [f"output {name}: {number - 1:,} results before it" for name, number in sorted(manifest.outputs.items())]
+    lines += [f"operator {name}: {counted(keys, 'key')}" for name, keys in sorted(manifest.keys.items())]
+    lines += [
+        f"output {name}: {counted(number - 1, 'result')} before it" for name, number in sorted(manifest.outputs.items())
+    ]
     lines += [f"table {table} is not as it was written" for table in edited]
     click.echo("\n".join(lines))
 
@@ -171,6 +174,8 @@ def diff_savepoints(one: str, other: str, limit: int) -> int:
         screen.records(shown[:limit])
         if len(shown) > limit:
             screen.note("there is more; --limit shows it")
+        if not shown:
+            screen.note("the state is the same in both")
     return 1 if shown else 0
 
 
@@ -208,8 +213,8 @@ def restored_lines(restored: Restored) -> Iterator[str]:
     manifest = restored.manifest
     keys = sum(restored.keys.values())
     yield (
-        f"job {restored.job} begins with savepoint {manifest.name} of job {manifest.job}: {keys:,} keys,"
-        f" {manifest.in_flight:,} records in flight"
+        f"job {restored.job} begins with savepoint {manifest.name} of job {manifest.job}: {counted(keys, 'key')},"
+        f" {counted(manifest.in_flight, 'record')} in flight"
     )
     yield from restored.lines
 
@@ -261,10 +266,11 @@ def _facts(manifest: Manifest, url: str) -> dict[str, Any]:
 
 
 def summary(manifest: Manifest) -> str:
-    letters = f", {manifest.letters:,} dead letters" if manifest.letters else ""
+    letters = f", {counted(manifest.letters, 'dead letter')}" if manifest.letters else ""
     size = manifest.size_bytes
     shown = f"{size / (1 << 20):,.1f} MiB" if size >= 1 << 20 else f"{size / 1024:,.1f} KiB"
-    return f"{sum(manifest.keys.values()):,} keys, {manifest.in_flight:,} records in flight{letters}, {shown}"
+    keys = counted(sum(manifest.keys.values()), "key")
+    return f"{keys}, {counted(manifest.in_flight, 'record')} in flight{letters}, {shown}"
 
 
 def _when(manifest: Manifest) -> str:

@@ -15,6 +15,7 @@ from pipeline.scaling.decision import Decision
 from pipeline.scaling.load import Load, StageLoad
 from pipeline.scaling.policies import Need
 from pipeline.scaling.settings import Scaling
+from pipeline.wording import counted
 
 _HEAD: Final = (
     "stage",
@@ -37,7 +38,7 @@ def scaling_lines(record: JobRecord, now_ms: int) -> list[str]:
         ago = duration((now_ms - size.scaled_at_ms) / 1000)
         changed = f"changed {ago} ago" if size.scaled_at_ms else "not changed yet"
         lines.append(
-            f"{_of_pool(pool)}{_count(size.workers_wanted)} wanted, {bounds(size.scaling)}, {changed};"
+            f"{_of_pool(pool)}{counted(size.workers_wanted, 'worker')} wanted, {bounds(size.scaling)}, {changed};"
             f" celeriac autoscale {record.job} says why"
         )
     return lines
@@ -78,7 +79,7 @@ def load_lines(load: Load, needs: Sequence[Need]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = ["  ".join(_cells(row, widths)).rstrip() for row in rows]
     others = f" and {load.others} that run by themselves" if load.others else ""
-    return [f"measured for {load.seconds:.0f} s with {_count(load.workers)}{others}", *lines]
+    return [f"measured for {load.seconds:.0f} s with {counted(load.workers, 'worker')}{others}", *lines]
 
 
 def _of_pool(pool: str) -> str:
@@ -105,7 +106,3 @@ def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     """Names to the left, numbers to the right."""
     first, *rest = zip(row, widths, strict=True)
     return [first[0].ljust(first[1]), *(text.rjust(width) for text, width in rest)]
-
-
-def _count(workers: int) -> str:
-    return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -51,7 +51,12 @@ class Screen:
             click.echo(text, err=True)
 
     def records(self, lines: Sequence[str]) -> None:
-        """Raises BrokenPipeError when nobody reads standard output any more, SinkError when it cannot be written."""
+        """None are nothing, not an empty line.
+
+        Raises BrokenPipeError when nobody reads standard output any more, SinkError when it cannot be written.
+        """
+        if not lines:
+            return
         # While a table is alive on the same terminal, rich has replaced sys.stdout and keeps the two apart.
         try:
             print("\n".join(lines), flush=True)

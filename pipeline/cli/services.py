@@ -10,20 +10,27 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 import pipeline
 from pipeline.cli.nodes import NodeSettings
+from pipeline.embedded.folders import OwnFolder
 from pipeline.embedded.java import options_for_temporary_files
 from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import DirectoryInUse, EnvironmentFault, JobTaken
+from pipeline.plan import Plan
+from pipeline.publishing import discard_staged
 
 _KEPT: Final = ".celeriac"
 _SCRATCH: Final = "tmp-"
+_TEMPORARY: Final = "celeriac-"
+_JOB: Final = "job.json"
 NODE_RESTARTS: Final = 3
 _KILL_AFTER_SECONDS: Final = 4.0
 """On top of what the node gives its children."""
@@ -39,10 +46,13 @@ class Workspace:
     path: Path
     is_kept: bool = False
     _scratch: Path | None = None
+    _own: OwnFolder | None = None
 
     @classmethod
     def temporary(cls) -> Workspace:
-        return cls(Path(tempfile.mkdtemp(prefix="celeriac-")))
+        """Those of runs that were killed go, and what their jobs, which went with them, have staged."""
+        own = OwnFolder.make(_TEMPORARY, bury=_discard_staged)
+        return cls(own.path, _own=own)
 
     @classmethod
     def of_job(cls, job: str) -> Workspace:
@@ -57,6 +67,16 @@ class Workspace:
                 hint="run where this user may write, or use --redis",
             ) from error
         return cls(path, is_kept=is_known)
+
+    @property
+    def holds(self) -> tuple[int, ...]:
+        """Descriptors for processes that work in the folder: while one of them lives, it is nobody else's to remove."""
+        return self._own.holds if self._own is not None else ()
+
+    def note_job(self, job: str, plan: Plan) -> None:
+        """The job ends with this folder; what it stages beside its results is not to outlive that."""
+        with contextlib.suppress(OSError):  # without the note it does, should this process be killed
+            (self.path / _JOB).write_bytes(msgspec.json.encode(_Job(job, plan)))
 
     @property
     def logs(self) -> Path:
@@ -88,6 +108,8 @@ class Workspace:
         gone = self._scratch if self.is_kept else self.path
         if gone is not None:
             shutil.rmtree(gone, ignore_errors=True)
+        if self._own is not None:
+            self._own.close()
         if not self.is_kept and self.path.parent.name == _KEPT:
             with contextlib.suppress(OSError):  # another job is kept there
                 self.path.parent.rmdir()
@@ -96,6 +118,20 @@ class Workspace:
         path = self.path / name
         path.mkdir(exist_ok=True)
         return path
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """The job of a temporary folder, which keeps its Redis, too."""
+
+    job: str
+    plan: Plan
+
+
+def _discard_staged(folder: Path) -> None:
+    """Nobody can go on with a job whose Redis lies in this folder. Raises OSError, SinkError."""
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # it had not begun; another version wrote it
+        ended = msgspec.json.decode((folder / _JOB).read_bytes(), type=_Job)
+        discard_staged(ended.job, ended.plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +173,10 @@ class Server:
 class NodeProcess:
     """The node agent as a child of this process, in a session of its own so that Ctrl-C does not reach it."""
 
-    def __init__(self, settings: NodeSettings, logs: Path) -> None:
+    def __init__(self, settings: NodeSettings, logs: Path, holds: Sequence[int] = ()) -> None:
+        """holds: descriptors that it and its children have open as long as they live."""
         self._settings = settings
+        self._holds = tuple(holds)
         self._log = logs / "node.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
@@ -153,6 +191,7 @@ class NodeProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **scratch_environment(self._settings.temporary)},
+                    pass_fds=self._holds,
                     start_new_session=True,
                     preexec_fn=die_with_parent(signal.SIGTERM),
                 )
@@ -222,6 +261,7 @@ class MemberProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**{name: text for name, text in os.environ.items() if name != "CELERIAC_WORKER"}, **own},
+                    pass_fds=self._workspace.holds,
                     start_new_session=True,
                     preexec_fn=die_with_parent(signal.SIGTERM),
                 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import click
@@ -20,6 +18,7 @@ from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.savepoints import need_pyarrow
 from pipeline.cli.services import NodeProcess
+from pipeline.embedded.folders import OwnFolder
 from pipeline.errors import CeleriacError, JobStateError, PipelineError, StoreError, UnknownJob
 from pipeline.facts import JobRecord
 from pipeline.graph import Graph
@@ -27,6 +26,7 @@ from pipeline.lifecycle import JobState
 from pipeline.loader import load_graph
 from pipeline.needs import find_needs
 from pipeline.operations import About, Claim, Phase
+from pipeline.savepoints.matching import match
 from pipeline.shadowing.carrying import Beside, Candidate, Report, Shadowing, make_shadow
 from pipeline.shadowing.comparing import difference_lines
 from pipeline.shadowing.course import Course, Wish
@@ -38,6 +38,7 @@ from pipeline.store.scripts import Scripts
 from pipeline.store.shadows import ShadowStore
 from pipeline.store.versions import VersionStore
 from pipeline.versions import Version, this_version, whole_target
+from pipeline.wording import counted
 
 ROOM_MIB: Final = 64
 KEEP_SECONDS: Final = 2.0
@@ -88,7 +89,7 @@ def shadow(
         raise click.UsageError("--drop goes without FILE")
     need_pyarrow()
     graph = load_graph(target)
-    version = check_shadow(JobStore(scripts).read(job), graph, target)
+    version = check_shadow(JobStore(scripts).read(job), graph, target, allow_dropped=allow_dropped)
     settings = NodeSettings(
         redis=redis_url,
         job=shadow_of(job),
@@ -111,9 +112,11 @@ def shadow(
     return Exit.FINISHED
 
 
-def check_shadow(record: JobRecord, graph: Graph, target: str) -> Version:
-    """The version, which may be the job's shadow. Raises PipelineError with what keeps it from that, EnvironmentFault,
-    JobStateError.
+def check_shadow(record: JobRecord, graph: Graph, target: str, *, allow_dropped: bool) -> Version:
+    """The version, which may be the job's shadow. Changes nothing.
+
+    Raises PipelineError with what keeps it from that, which may be state that it has no operator for, without
+    `allow_dropped`; EnvironmentFault, JobStateError.
     """
     find_needs(graph.nodes)
     if record.state is not JobState.RUNNING:
@@ -126,10 +129,18 @@ def check_shadow(record: JobRecord, graph: Graph, target: str) -> Version:
             + "".join(f"\n  - {line}" for line in lines),
             hint=f"`celeriac suspend {record.job}`, then `run` or `submit` this file with --from-savepoint",
         )
+    dropped = match(record.plan, plan).dropped
+    if dropped and not allow_dropped:
+        raise PipelineError(
+            f"{target} has no place for what job {record.job!r} holds:"
+            + "".join(f"\n  - {line}" for line in dropped.values()),
+            hint="operators are matched by their names: give them the names that they have in the job, or leave their"
+            " state out with --allow-dropped",
+        )
     return this_version("shadow", target, plan.fingerprint)
 
 
-Node: TypeAlias = Callable[[Shadowing, Path], AbstractContextManager[Callable[[], None]]]
+Node: TypeAlias = Callable[[Shadowing, OwnFolder], AbstractContextManager[Callable[[], None]]]
 """The node of a shadow while the block lasts, with a folder for its files; what looks after it."""
 
 
@@ -173,10 +184,10 @@ class Shadowed:
     def carry(self, candidate: Candidate, target: str, node: Node) -> Course | None:
         """The shadow from its beginning to its end; its course when it was promoted. Raises as `Course.run` does."""
         beside = self._beside
-        with tempfile.TemporaryDirectory(prefix="celeriac-") as folder:
-            one = make_shadow(self._scripts, self.claim, candidate, Path(folder), replace(beside, between=self._keep))
+        with OwnFolder.make("celeriac-shadow-") as folder:
+            one = make_shadow(self._scripts, self.claim, candidate, folder.path, replace(beside, between=self._keep))
             VersionStore(self._scripts).add(one.shadow, self._version)
-            with node(one, Path(folder)) as tend:
+            with node(one, folder) as tend:
                 course = Course(one, target, tend=tend, clock=beside.clock, sleep=beside.sleep)
                 self._outcome = course.run()
         return course if self._outcome == "promoted" else None
@@ -190,14 +201,15 @@ class Shadowed:
 
 
 @contextmanager
-def _node(settings: NodeSettings, one: Shadowing, folder: Path) -> Iterator[Callable[[], None]]:
+def _node(settings: NodeSettings, one: Shadowing, folder: OwnFolder) -> Iterator[Callable[[], None]]:
     """Processes of this one."""
-    logs, temporary = folder / "logs", folder / "tmp"
+    logs, temporary = folder.path / "logs", folder.path / "tmp"
     logs.mkdir()
     temporary.mkdir()
     for line in one.lines:
         click.echo(line, err=True)
-    node = NodeProcess(msgspec.structs.replace(settings, logs=str(logs), temporary=str(temporary)), logs)
+    placed = msgspec.structs.replace(settings, logs=str(logs), temporary=str(temporary))
+    node = NodeProcess(placed, logs, folder.holds)
     try:
         node.start()
         click.echo(_announcement(one), err=True)
@@ -233,15 +245,16 @@ def show_shadow(scripts: Scripts, job: str, *, as_json: bool) -> Exit:
 
 
 def report_lines(job: str, report: Report) -> Iterator[str]:
-    yield f"version {report.code} runs beside job {job}, {report.lag:,} records behind"
+    yield f"version {report.code} runs beside job {job}, {counted(report.lag, 'record')} behind"
     for name, tally in report.sinks.items():
-        words = [f"{tally.compared:,} results compared", f"{tally.equal:,} equal"]
+        words = [f"{counted(tally.compared, 'result')} compared", f"{tally.equal:,} equal"]
         words += [f"{tally.moved:,} in another order"] if tally.moved else []
         words += [f"{tally.different:,} otherwise"] if tally.different else []
         words.append(f"{sum(tally.waiting):,} wait for their counterparts")
         yield f"sink {name}: {', '.join(words)}"
     if report.keys:
-        yield f"{report.keys:,} keys have results that are otherwise; the last ones of {report.keys_alike:,} are alike"
+        keys = counted(report.keys, "key")
+        yield f"results of {keys} are otherwise; the last ones of {report.keys_alike:,} are alike"
     if any(report.letters):
         yield f"dead letters since it began: {report.letters[0]:,} of the job, {report.letters[1]:,} of the new version"
     yield from (f"only of the new version: {line}" for line in report.letter_lines)

@@ -73,7 +73,7 @@ def list_keys(job: str, stage: str, redis_url: str, operator: str | None, prefix
         while page := [key_text(key) for key in islice(shown, _PAGE)]:
             screen.records(page)
         if next(keys, None) is not None:
-            screen.note(f"there are more than {limit:,} keys; --limit shows more of them")
+            screen.note(f"there are more keys than {limit:,}; --limit shows more of them")
 
 
 def _value(value: StateValue) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ from pipeline.cli.run import check_inputs
 from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess
+from pipeline.embedded.folders import OwnFolder
 from pipeline.errors import PipelineError, StoreUnavailable
 from pipeline.facts import JobRecord
 from pipeline.graph import Graph, KeyBy, Source
@@ -156,8 +156,8 @@ def feed(interrupts: Interrupts, job: str, target: str, redis_url: str, reader: 
         click.echo(f"job {job} has no source that is read by us: applications send to it", err=True)
         return Exit.FINISHED
     endless = tuple(each.name for each in sources_of(graph) if is_endless(each.spec.format, each.spec.options))
-    with tempfile.TemporaryDirectory(prefix="celeriac-") as folder, interrupts.immediate():
-        paths = {name: Path(folder) / name for name in ("logs", "tmp")}
+    with OwnFolder.make("celeriac-feed-") as folder, interrupts.immediate():
+        paths = {name: folder.path / name for name in ("logs", "tmp")}
         for path in paths.values():
             path.mkdir()
         settings = NodeSettings(
@@ -172,12 +172,12 @@ def feed(interrupts: Interrupts, job: str, target: str, redis_url: str, reader: 
             endless=endless,
             has_leader=False,
         )
-        _feed_until_over(store, job, names, settings)
+        _feed_until_over(store, job, names, settings, folder.holds)
     click.echo(f"job {job}: nothing is left to read", err=True)
     return Exit.FINISHED
 
 
-def _feed_until_over(store: JobStore, job: str, names: list[str], settings: NodeSettings) -> None:
+def _feed_until_over(store: JobStore, job: str, names: list[str], settings: NodeSettings, holds: Sequence[int]) -> None:
     """Raises JobFailed, UnknownJob, EnvironmentFault; KeyboardInterrupt."""
     node: NodeProcess | None = None
     try:
@@ -190,7 +190,7 @@ def _feed_until_over(store: JobStore, job: str, names: list[str], settings: Node
             if _is_over(record, names):
                 return
             if record.state is JobState.RUNNING and node is None:
-                node = NodeProcess(settings, Path(settings.logs))
+                node = NodeProcess(settings, Path(settings.logs), holds)
                 node.start()
             elif record.state is not JobState.RUNNING and node is not None:
                 node.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.facts import JobFacts
 from pipeline.operations import About, Operation, PastOperation
+from pipeline.wording import counted
 
 
 def operation_words(facts: JobFacts, operation: Operation) -> str:
@@ -14,26 +15,26 @@ def operation_words(facts: JobFacts, operation: Operation) -> str:
     if about.kind == "upgrade":
         is_gone = operation.is_abandoned(facts.now_ms)
         gone = f"; its command is gone: `celeriac upgrade {facts.record.job} FILE` finishes it" if is_gone else ""
-        return f"{words}, by {about.by}: {operation.done} of {_count(operation.total, 'worker')}{gone}"
+        return f"{words}, by {about.by}: {operation.done} of {counted(operation.total, 'worker')}{gone}"
     if about.kind == "shadow":
         is_gone = operation.is_abandoned(facts.now_ms)
         gone = "; its command is gone: the leader takes it away" if is_gone else ""
         return (
-            f"{words}, by {about.by}: {operation.done:,} results compared, {operation.total:,} otherwise{gone}"
+            f"{words}, by {about.by}: {counted(operation.done, 'result')} compared, {operation.total:,} otherwise{gone}"
             f" (`celeriac shadow {facts.record.job}` shows more)"
         )
     if about.kind == "burst":
         is_gone = operation.is_abandoned(facts.now_ms)
         gone = "; its command is gone: what Spark has not done yet goes back to workers" if is_gone else ""
         return (
-            f"{words}, by {about.by}: {operation.done:,} of {_count(operation.total, 'record')} on {about.node}{gone}"
+            f"{words}, by {about.by}: {operation.done:,} of {counted(operation.total, 'record')} on {about.node}{gone}"
         )
     if about.kind == "backfill":
         gone = "; its command is gone, and nothing is changed" if operation.is_abandoned(facts.now_ms) else ""
-        return f"{words}, by {about.by}: {operation.done:,} of {_count(operation.total, 'record')} of history{gone}"
+        return f"{words}, by {about.by}: {operation.done:,} of {counted(operation.total, 'record')} of history{gone}"
     left = sum(part.is_switching for part in facts.partitions if part.stage == operation.stage)
-    more = f", {_count(left, 'partition')} not through yet" if left else ""
-    return f"{words}: from {about.before} to {about.to} partitions{more}"
+    more = f", {counted(left, 'partition')} not through yet" if left else ""
+    return f"{words}: from {about.before} to {counted(about.to, 'partition')}{more}"
 
 
 def operation_json(facts: JobFacts) -> dict[str, Any] | None:
@@ -63,7 +64,3 @@ def about_json(about: About) -> dict[str, Any]:
 
 def times_json(past: PastOperation) -> dict[str, Any]:
     return {"begun_at_ms": past.begun_at_ms, "switched_at_ms": past.switched_at_ms, "outcome": past.outcome}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -33,6 +33,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import ALL, Version, Wanted, this_version, wanted_for, whole_target
+from pipeline.wording import counted
 
 LOOK_SECONDS: Final = 0.2
 RENEW_SECONDS: Final = 2.0
@@ -169,7 +170,7 @@ class Upgrade:
         self.holding.say(Phase.FINISHING, changed, changed)
         self._want(ALL, self.wanted)
         self._settle(wait_seconds)
-        self.say(f"job {self.job} runs version {self.wanted.code}: {changed} workers were changed")
+        self.say(f"job {self.job} runs version {self.wanted.code}: {counted(changed, 'worker')} changed")
 
     def _next(self, changed: int) -> WorkerFacts | None:
         """A worker that is there and does not run the version."""
@@ -224,7 +225,11 @@ class Upgrade:
         if version is not None and not changed:
             halted = Version("upgrade halted", version.code, version.fingerprint, version.file, version.by)
             self.versions.add(self.job, halted, claim=self.holding.claim)
-        others = f"{changed} workers run version {self.wanted.code}, the others" if changed else "all workers"
+        others = (
+            f"version {self.wanted.code} is kept by {counted(changed, 'worker')}, the others"
+            if changed
+            else "all workers"
+        )
         raise JobFailed(
             f"the upgrade of job {self.job} has halted: worker {worker.name} has not come back with version"
             f" {self.wanted.code} within {seconds:g} s, and goes back to {old.code or 'its file'};"

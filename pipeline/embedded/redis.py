@@ -13,13 +13,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from pipeline.embedded.folders import OwnFolder
 from pipeline.embedded.process import die_with_parent, end_process, put_first
 from pipeline.errors import DirectoryInUse, EnvironmentFault
 
@@ -112,11 +112,15 @@ class EmbeddedRedis:
     The thread that calls `start` or `restart` must outlive the server (see `die_with_parent`).
     """
 
-    def __init__(self, program: Path, directory: Path, arguments: list[str], *, is_temporary: bool) -> None:
+    def __init__(
+        self, program: Path, directory: Path, arguments: list[str], temporary: Sequence[OwnFolder] = ()
+    ) -> None:
+        """`temporary`: folders that go with the server; `directory` may be one of them."""
         self.directory = directory
-        self.socket_path = _socket_directory() / "redis.sock"
+        beside = _socket_directory()
+        self.socket_path = beside.path / "redis.sock"
         self._arguments = [str(program), *arguments, "--unixsocket", str(self.socket_path)]
-        self._is_temporary = is_temporary
+        self._temporary = (beside, *temporary)
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -133,11 +137,12 @@ class EmbeddedRedis:
         Raises EnvironmentFault when there is no server, the directory is in use, or it does not start.
         """
         program = find_redis_server()
-        data = Path(tempfile.mkdtemp(prefix="clr-data-")) if directory is None else directory.absolute()
+        temporary = [OwnFolder.make("clr-data-")] if directory is None else []
+        data = temporary[0].path if directory is None else directory.absolute()
         version = server_version(program) or OLDEST_VERSION
         _check_readable_by(version, data)
         arguments = _arguments(version, data, fsync, maxmemory_bytes)
-        server = cls(program, data, arguments, is_temporary=directory is None)
+        server = cls(program, data, arguments, temporary)
         try:
             server._launch()
         except EnvironmentFault:
@@ -170,9 +175,8 @@ class EmbeddedRedis:
     def stop(self) -> None:
         """End the server (saved cleanly, killed after 10 s) and remove what is temporary. Idempotent."""
         self._end_process()
-        shutil.rmtree(self.socket_path.parent, ignore_errors=True)
-        if self._is_temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        for folder in self._temporary:
+            folder.close()
 
     def __enter__(self) -> EmbeddedRedis:
         return self
@@ -192,7 +196,8 @@ class EmbeddedRedis:
                 stderr=subprocess.DEVNULL,
                 cwd=self.directory,
                 umask=0o077,
-                pass_fds=(lock,),  # the server itself holds the lock, so it ends with the server
+                # The server itself holds the locks, so they end with the server.
+                pass_fds=(lock, *(one for folder in self._temporary for one in folder.holds)),
                 start_new_session=True,  # a Ctrl-C in the terminal is for us to handle
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
@@ -265,12 +270,12 @@ def _check_readable_by(version: Version, directory: Path) -> None:
         )
 
 
-def _socket_directory() -> Path:
+def _socket_directory() -> OwnFolder:
     """A fresh private folder short enough for a socket path, wherever TMPDIR points."""
-    folder = Path(tempfile.mkdtemp(prefix="clr-"))
-    if len(os.fsencode(folder / "redis.sock")) > _SOCKET_PATH_BYTES:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="clr-", dir="/tmp"))
+    folder = OwnFolder.make("clr-")
+    if len(os.fsencode(folder.path / "redis.sock")) > _SOCKET_PATH_BYTES:
+        folder.close()
+        folder = OwnFolder.make("clr-", Path("/tmp"))
     return folder
 
 

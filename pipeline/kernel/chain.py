@@ -15,6 +15,7 @@ from pipeline.graph import Filter, FlatMap, KeyBy, Map, MapWithKey, Union
 from pipeline.kernel.contract import Emitted
 from pipeline.keying import check_keys
 from pipeline.records import MAX_TIME, Batch
+from pipeline.wording import counted
 
 Stateless: TypeAlias = Map | MapWithKey | Filter | FlatMap | KeyBy | Union
 
@@ -58,7 +59,7 @@ def inherit(name: str, batch: Batch, emitted: Emitted) -> Batch:
     origins = emitted.origins
     expected = len(batch) if origins is None else len(origins)
     if len(emitted.values) != expected:
-        raise TypeError(f"{len(emitted.values)} outputs were emitted for {expected} origins")
+        raise TypeError(f"{counted(len(emitted.values), 'output')} emitted for {counted(expected, 'origin')}")
     if origins is None:
         return Batch(emitted.values, batch.keys, batch.times, batch.ids)
     ids = None if batch.ids is None else _output_ids(name, batch.ids, origins)

@@ -19,12 +19,12 @@ from pipeline.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from pipeline.losses import count_of
 from pipeline.producing.bounds import Bounds
 from pipeline.producing.outgoing import Outgoing
 from pipeline.producing.queue import LaneQueue
 from pipeline.store.durability import Durability
 from pipeline.store.senders import Feed, Lane
+from pipeline.wording import counted
 
 _FULL_SECONDS: Final = 0.01
 _MOST_FULL_SECONDS: Final = 0.1
@@ -172,7 +172,7 @@ class Outbox:
     def _check(self) -> None:
         """Raises anew what ended the thread."""
         if self._failure is not None:
-            text = f"{self._failure}; {self._pending():,} records handed over before are not known to be taken"
+            text = f"{self._failure}; {counted(self._pending(), 'record')} handed over before may not have been taken"
             if isinstance(self._failure, JobRestored):
                 counts = self._failure.acknowledged, self._failure.survived
                 raise JobRestored(text, self._failure.hint, *counts) from self._failure
@@ -194,7 +194,7 @@ class Outbox:
 
     def _not_taken(self, seconds: float) -> StoreError:
         trouble = self._trouble()
-        text = f"{self._pending():,} records were not taken within {seconds:g} s"
+        text = f"{counted(self._pending(), 'record')} not taken within {seconds:g} s"
         if isinstance(trouble, SourcePaused):
             return SourcePaused(f"{text}: {trouble}", trouble.hint)
         if isinstance(trouble, InboxFull):
@@ -271,7 +271,7 @@ class Outbox:
         except StoreError:
             return error
         had = sum(queue.lane.taken for queue in self._queues)
-        text = f"this producer had {count_of(had)} acknowledged, and the job has {has:,} of them"
+        text = f"this producer had {counted(had, 'record')} acknowledged, and the job has {has:,} of them"
         return JobRestored(f"{str(error).partition(': sender ')[0]}: {text}", error.hint, had, has)
 
     def _pause(self, error: StoreError, failures: int) -> float:

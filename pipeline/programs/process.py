@@ -18,6 +18,7 @@ from typing import IO, Final
 
 from pipeline.embedded.process import die_with_parent
 from pipeline.programs.protocols import Answers, Malformed
+from pipeline.wording import counted
 
 _CHUNK_BYTES: Final = 256 << 10
 _ERROR_BYTES: Final = 2000
@@ -84,7 +85,7 @@ class Program:
         self._refuse_unasked()
         left = self._exchange(request, answers, deadline, lambda: answers.count >= wanted)
         if answers.count > wanted or answers.has_rest or left:
-            raise Malformed(f"it answered more than the {wanted} records that it was asked")
+            raise Malformed(f"it answered more than the {counted(wanted, 'record')} that it was asked")
         self._refuse_unasked()
 
     def run(self, request: bytes, answers: Answers, deadline: float) -> int:

@@ -26,6 +26,7 @@ from pipeline.store.letters import LetterStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.states import load_keys
 from pipeline.store.swaps import NewState, Stand, SwapStore, over
+from pipeline.wording import counted
 
 SHORT_RECORDS: Final = 10_000
 SHORT_SECONDS: Final = 2.0
@@ -140,8 +141,8 @@ class Course:
         """Redis may have come back without its last writes: sources send those again, so they would count twice."""
         for source, records in lost_between(computed, now).items():
             raise JobStateError(
-                f"job {self.record.job!r} counts {records:,} records less of the source {source} than when their"
-                " history was read: Redis came back without its last writes",
+                f"job {self.record.job!r} counts {counted(records, 'record')} less of the source {source} than when"
+                " their history was read: Redis came back without its last writes",
                 hint="nothing is changed; give the command again",
             )
 
@@ -155,8 +156,8 @@ class Course:
         if stand.forgotten:
             source, records = next(iter(stand.forgotten.items()))
             raise JobStateError(
-                f"job {self.record.job!r} has forgotten where {records:,} records of the source {source} came from:"
-                " their files went long ago",
+                f"job {self.record.job!r} has forgotten where {counted(records, 'record')} of the source {source} came"
+                " from: their files went long ago",
                 hint="their history cannot be read again, so the state of keys cannot be computed from it",
             )
         held = self._store.held_keys(self.wanted.stage, sorted(self.wanted.keys, key=repr))
@@ -204,8 +205,8 @@ class Course:
         if wrong:
             ids = ", ".join(letter.id for letter in wrong[:_SHOWN]) + (", …" if len(wrong) > _SHOWN else "")
             raise LetterError(
-                f"{len(wrong):,} dead letters are of records that the recomputed state counts, and a replay would count"
-                f" them twice: {ids}",
+                f"of the records that the recomputed state counts, {counted(len(wrong), 'dead letter')} would be"
+                f" counted twice by a replay: {ids}",
                 hint=f"nothing is changed; replay or drop them first: celeriac dead-letters list {self.record.job}",
             )
         self._check(stand)

@@ -46,6 +46,7 @@ def take_savepoint(
     `between` is called after each page. Raises SavepointLost when it was given up, SavepointError, NotQuiet,
     StoreError; then nothing of it is left, and nothing is kept for it.
     """
+    place.prepare()
     store = CutStore(scripts, record.job, record.plan, record.table)
     cut = store.cut(name, ends, shadow)
     logger.info("cut: job=%s epoch=%d savepoint=%s", record.job, cut.epoch, name)

@@ -2,7 +2,7 @@
 
 With the same stages and partitions everything keeps its place, its number and its counts. With others, records in
 flight are dealt out by key or sender, senders keep their numbers, promises are made again behind them, and counts begin
-anew.
+anew; only what an entry stage has taken goes on, since a place in its inbox is the sum of its senders' numbers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -37,6 +38,10 @@ class Place(ABC):
     """A folder of savepoints. Raises SavepointError for what the disk or the network refuses."""
 
     url: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Before a job is changed for a savepoint: raises for what can be known of the folder before it is written."""
 
     @abstractmethod
     def begin(self, name: str, job: str) -> Draft:
@@ -90,7 +95,11 @@ def _faults(where: object) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise SavepointError(
-            f"there is no {where}", hint="`celeriac savepoint list DIR` shows what is there"
+            f"there is no {where}", hint="`celeriac savepoint list FOLDER` shows what is there"
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise SavepointError(
+            f"{where}: {error.strerror or error}", hint="savepoints lie in a folder, and that path leads to a file"
         ) from error
     except OSError as error:
         raise SavepointError(f"{where}: {error.strerror or error}") from error
@@ -102,6 +111,12 @@ class LocalPlace(Place):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = str(folder)
+
+    def prepare(self) -> None:
+        with _faults(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def begin(self, name: str, job: str) -> Draft:
         with _faults(self.folder):
@@ -115,9 +130,12 @@ class LocalPlace(Place):
         return _LocalDraft(draft, self.folder / name)
 
     def names(self) -> list[str]:
-        if not self.folder.is_dir():
+        if not self.folder.exists():
             return []
-        return sorted(path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if path.parent.name[0] != ".")
+        with _faults(self.folder):
+            return sorted(
+                path.name for path in self.folder.iterdir() if path.name[0] != "." and (path / MANIFEST).is_file()
+            )
 
     def files(self, name: str, folder: str) -> list[str]:
         root = self.folder / name
@@ -210,6 +228,10 @@ class RemotePlace(Place):
             raise EnvironmentFault(f"{urlsplit(url).scheme}:// cannot be used: {error}") from error
         self._root = self._root.rstrip("/")
         self.url = url
+
+    def prepare(self) -> None:
+        with _faults(self.url):  # what may be written there, only writing tells
+            self._files.exists(self._root)
 
     def begin(self, name: str, job: str) -> Draft:
         with _faults(self.url):

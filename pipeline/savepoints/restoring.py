@@ -99,7 +99,10 @@ def _lines_on_sinks(manifest: Manifest, plan: Plan, matching: Matching) -> Itera
     for stream in sorted(matching.streams):
         yield f"the output {stream!r} goes on with result {manifest.outputs.get(stream, 1):,}"
     if not matching.is_same:
-        yield "stages or partitions are others: the counts of the job begin anew"
+        yield (
+            "stages or partitions are others: counts begin anew, but for what a source's stage has taken, which goes on"
+            " with the numbers of its senders"
+        )
 
 
 class _Filling:

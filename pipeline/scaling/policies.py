@@ -14,6 +14,7 @@ from typing import Final
 from pipeline.keying import GROUPS
 from pipeline.scaling.load import LEAST_RATE, Load, StageLoad
 from pipeline.scaling.settings import Scaling
+from pipeline.wording import counted
 
 HELD_BACK_GROWTH: Final = 1.5
 """What senders would send who are held back cannot be seen: it is taken for so much more than what came."""
@@ -70,7 +71,7 @@ class BurstWish:
 
     @property
     def why(self) -> str:
-        count = f"{len(self.partitions)} partition" + ("" if len(self.partitions) == 1 else "s")
+        count = counted(len(self.partitions), "partition")
         needs = "would never be through" if math.isinf(self.seconds) else f"would need {self.seconds:,.0f} s"
         return f"{count} of {self.stage} {needs} with the most workers: Spark is to work off their backlog"
 
@@ -115,12 +116,14 @@ def ds2(load: Load, scaling: Scaling) -> Choice:
         return _up(load, scaling, shares, needs)
     fewer = shares.fewest(scaling.busy_low)
     if fewer is None or fewer >= load.wanted:
-        return Choice(Kind.STEADY, load.wanted, f"the busiest of {_workers(load.wanted)} is to work {now:.0%}", needs)
+        return Choice(
+            Kind.STEADY, load.wanted, f"the busiest of {counted(load.wanted, 'worker')} is to work {now:.0%}", needs
+        )
     work_seconds = sum(stage.backlog / (stage.true_rate or math.inf) for stage in load.own if not stage.is_stopped)
     if work_seconds > CALM_SECONDS * (load.workers + load.others):
-        why = f"fewer would do, but {load.backlog:,} records still wait, {work_seconds:,.0f} s of work"
+        why = f"fewer would do, but {counted(load.backlog, 'record')} still to work off, {work_seconds:,.0f} s of work"
         return Choice(Kind.CATCHING_UP, load.wanted, why, needs)
-    why = f"the busiest of {_workers(fewer)} is to work {shares.of(fewer):.0%}; now it would be {now:.0%}"
+    why = f"the busiest of {counted(fewer, 'worker')} is to work {shares.of(fewer):.0%}; now it would be {now:.0%}"
     return Choice(Kind.DOWN, fewer, why, needs)
 
 
@@ -204,7 +207,10 @@ def _up(load: Load, scaling: Scaling, shares: _Shares, needs: tuple[Need, ...]) 
     now = shares.of(load.wanted)
     enough = shares.fewest(scaling.busy_target)
     wanted = max(load.wanted, shares.best() if enough is None else enough)
-    why = f"{_workers(load.wanted)} would have to work {now:.0%}; the busiest of {wanted} works {shares.of(wanted):.0%}"
+    why = (
+        f"{counted(load.wanted, 'worker')} would have to work {now:.0%};"
+        f" the busiest of {wanted} works {shares.of(wanted):.0%}"
+    )
     if enough is None and shares.least() < shares.of(scaling.maximum):
         why += f"; more than {scaling.maximum} are not allowed"
     more = None
@@ -237,13 +243,9 @@ def _more_partitions(load: Load, scaling: Scaling, stage: StageLoad, useful: int
 
 
 def _too_few(stage: StageLoad, more: Repartition | None) -> str:
-    text = f"a worker for each of the {stage.partitions} partitions of the stage {stage.name} is not enough"
+    text = f"a worker for each partition of the stage {stage.name} ({stage.partitions}) is not enough"
     if more is not None:
         return f"{text}: it gets {more.wanted}"
     if not stage.upstream:
         return f"{text}, and those of a source are not changed"
     return f"{text}, and more workers are not allowed"
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"

@@ -14,6 +14,7 @@ from pipeline.operations import Phase
 from pipeline.shadowing.carrying import Report, Shadowing
 from pipeline.store.claims import ClaimStore
 from pipeline.store.jobs import JobStore
+from pipeline.wording import counted
 
 LOOK_SECONDS: Final = 0.05
 TELL_SECONDS: Final = 0.5
@@ -93,7 +94,9 @@ class Course:
         self._refuse_differences(wish)
         while one.report().lag > LAG_RECORDS:
             if self.clock() >= until:
-                raise NotPromoted(f"the shadow is {one.report().lag:,} records behind after {wish.wait_seconds:g} s")
+                raise NotPromoted(
+                    f"the shadow is {counted(one.report().lag, 'record')} behind after {wish.wait_seconds:g} s"
+                )
             one.step()
             self._tell()
         record, since = JobStore(one.scripts).read(one.job), self.clock()
@@ -130,7 +133,8 @@ class Course:
         different = self.shadowing.comparison.different
         if different and not wish.accepts:
             raise NotPromoted(
-                f"{different:,} results are otherwise; --accept-differences says that they are meant to be"
+                f"otherwise than the job's: {counted(different, 'result')};"
+                " --accept-differences says that they are meant to be"
             )
 
 

@@ -13,6 +13,7 @@ from pipeline.errors import SinkError
 from pipeline.plan import SinkPlan
 from pipeline.sinks.places import disk_fault, staged_order, staging_folder
 from pipeline.sinks.staging import StagedFacts
+from pipeline.wording import counted
 
 _CHUNK_BYTES: Final = 4 << 20
 
@@ -63,11 +64,11 @@ class CommittedFile:
                 lines += last.count(b"\n")
                 yield last
         if lines != self.records or not last.endswith(b"\n"):
-            raise self._loss(f"holds {lines} whole lines there")
+            raise self._loss(f"holds {counted(lines, 'whole line')} there")
 
     def _loss(self, what: str) -> SinkError:
         return SinkError(
-            f"the staging file {self.path} {what}, and {self.length_bytes} bytes with {self.records} records"
+            f"the staging file {self.path} {what}, and {self.length_bytes} bytes with {counted(self.records, 'record')}"
             " were committed: nothing is published",
             "if a disk was lost or the file was changed, restore it, or run the pipeline again as a new job",
         )

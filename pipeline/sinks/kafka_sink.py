@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from pipeline.errors import RowRejected, SinkAway, SinkError
 from pipeline.keying import canonical_bytes
 from pipeline.sinks.numbered import Delivery
+from pipeline.wording import counted
 
 DELIVERY_MS: Final = 15_000
 """How long librdkafka tries by itself before the sink counts as away."""
@@ -69,7 +70,7 @@ class KafkaCarrier:
         if errors:
             raise self._fault(errors[0])
         if missing:
-            away = SinkAway(f"Kafka, topic {self._topic!r}: {missing} records were not taken in time")
+            away = SinkAway(f"Kafka, topic {self._topic!r}: {counted(missing, 'record')} not taken in time")
             self.drop()
             raise away
 

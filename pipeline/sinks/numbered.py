@@ -20,6 +20,7 @@ from pipeline.positions import Position
 from pipeline.records import Batch
 from pipeline.sinks.effects import Bound, Owner
 from pipeline.sinks.rows import encode_rows
+from pipeline.wording import counted
 
 STEP_SECONDS: Final = 10.0
 """A step that takes longer is broken off and goes on after what was delivered: its worker must not count as stuck."""
@@ -113,7 +114,8 @@ class NumberedEffect:
         for at in range(0, len(fresh), self._carrier.batch):
             if self._clock() - started > STEP_SECONDS:
                 raise SinkAway(
-                    f"the sink {self.sinks[0]!r} is slow: {at} of {len(fresh)} records in {STEP_SECONDS:.0f} s"
+                    f"the sink {self.sinks[0]!r} is slow:"
+                    f" {at} of {counted(len(fresh), 'record')} in {STEP_SECONDS:.0f} s"
                 )
             part = fresh[at : at + self._carrier.batch]
             self._carrier.deliver([delivery for _, delivery in part])

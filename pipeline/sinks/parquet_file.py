@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import SinkError
 from pipeline.sinks.columns import ColumnType, ListOf, ObjectOf, Scalar
 from pipeline.sinks.committed import CommittedFile
+from pipeline.wording import counted
 
 _ROW_GROUP_BYTES: Final = 64 << 20
 
@@ -103,7 +104,7 @@ def _fitted_array(values: list[Any], field: Any) -> Any:
         )
     if not field.nullable and array.null_count:
         raise SinkError(
-            f"the column {field.name!r} of the table may not be null, and is in {array.null_count} rows",
+            f"the column {field.name!r} of the table may not be null, and is in {counted(array.null_count, 'row')}",
             "leave such rows out with .filter before the sink, or give them a value with .map",
         )
     return array

@@ -15,6 +15,7 @@ from pipeline.sinks.committed import CommittedFile
 from pipeline.sinks.csv_file import write_csv
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.places import EXTENSIONS, remove_folder
+from pipeline.wording import counted
 
 INSTALL_SPARK: Final = "pip install 'celeriac[spark]'"
 INSTALL_DELTA: Final = "pip install 'celeriac[delta]'"
@@ -123,7 +124,7 @@ def _write_with_spark(
     written = [Part(path.name, count_rows(str(path)), path.stat().st_size) for path in made]
     found, wanted = sum(part.records for part in written), sum(file.records for file in files)
     if found != wanted:
-        raise SinkError(f"Spark wrote {found} of {wanted} records to {folder}: nothing is published")
+        raise SinkError(f"Spark wrote {found:,} of {counted(wanted, 'record')} to {folder}: nothing is published")
     return written
 
 

@@ -34,6 +34,7 @@ from pipeline.sinks.places import (
     target_path,
 )
 from pipeline.sinks.staging import StagedFacts
+from pipeline.wording import counted
 
 CLAIM_NAME: Final = "_celeriac.json"
 
@@ -155,12 +156,13 @@ def finish_parts(sink: SinkPlan, claim: Claim, facts: Sequence[StagedFacts], pub
         found, wanted = sum(part.records for part in parts), published + sum(fact.records for fact in facts)
         if found > wanted and claim.generation == 0:
             raise SinkAhead(
-                f"sink {sink.name!r}: its parts hold {found:,} records, Redis has {wanted:,} of them as committed",
+                f"sink {sink.name!r}: its parts hold {counted(found, 'record')},"
+                f" Redis has {wanted:,} of them as committed",
                 found - wanted,
             )
         if found < wanted:
             raise SinkError(
-                f"the parts in {target} hold {found:,} records, and {wanted:,} were committed",
+                f"the parts in {target} hold {counted(found, 'record')}, and {wanted:,} were committed",
                 "if parts were moved away or changed, that is what is missing; the job's result is not marked as whole",
             )
         manifest = Manifest("celeriac", claim.job, pipeline, sink.name, sink.format, found, tuple(parts))

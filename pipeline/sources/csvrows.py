@@ -14,6 +14,7 @@ from pipeline.records import Batch
 from pipeline.sources.formats import LinePlaces, as_text, first_records
 from pipeline.sources.lines import split_lines
 from pipeline.sources.splits import plan_splits
+from pipeline.wording import counted
 
 INFERENCE_ROWS: Final = 1_000
 """Data rows of the first file that the types are inferred from."""
@@ -94,7 +95,7 @@ class CsvFormat:
         """Raises ValueError or csv.Error, which say what is wrong with the row."""
         fields = parse([text], self.delimiter)[0]
         if len(fields) != len(self.header):
-            count = f"{len(fields)} field{'' if len(fields) == 1 else 's'}"
+            count = counted(len(fields), "field")
             raise ValueError(f"{count}, but the header names {len(self.header)}")
         row = {}
         for column, kind in zip(self.columns, self.types, strict=True):

@@ -18,6 +18,7 @@ from pipeline.sources.feed import SourceSummary
 from pipeline.sources.opening import open_source
 from pipeline.store.patience import Patience
 from pipeline.store.senders import Feed, FeedAddress, Lane
+from pipeline.wording import counted
 
 MOST_OPEN: Final = 64
 """Splits that are read at the same time, each with a lane and perhaps an open file."""
@@ -162,7 +163,8 @@ class Following:
                 return self._end(strand, lane)
             if lane.position_at != lane.taken:
                 raise StoreError(
-                    f"sender {lane.name!r} has {lane.taken:,} records, but a position for {lane.position_at:,} of them"
+                    f"sender {lane.name!r} has {counted(lane.taken, 'record')},"
+                    f" but a position for {lane.position_at:,} of them"
                 )
         try:
             if strand.reader is None:

@@ -22,6 +22,7 @@ from pipeline.sources.endless import After, Memory, Portion, Reader, nothing
 from pipeline.sources.filemarks import find_mark
 from pipeline.sources.growingfile import FormatOf, GrowingFile
 from pipeline.sources.splits import COMPRESSED, HIDDEN, UNREADABLE
+from pipeline.wording import counted
 
 ABANDONED_SECONDS: Final = 30.0
 """How long a file that has left is watched after its last change; then its last line counts as whole."""
@@ -93,7 +94,7 @@ class Growing:
             self.files.drop(self)
 
     def start_over(self, why: str, lost_bytes: int) -> None:
-        lost = f"; at least {lost_bytes:,} bytes of it were never read" if lost_bytes else ""
+        lost = f"; of it, at least {counted(lost_bytes, 'byte')} could not be read" if lost_bytes else ""
         _log.warning("%s %s: it is read from its beginning%s", self.path, why, lost)
         self.is_given = self.is_at_end = False
         self.at_rest = None

@@ -6,9 +6,7 @@ import atexit
 import logging
 import os
 import shlex
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pipeline
+from pipeline.embedded.folders import OwnFolder
 from pipeline.embedded.java import ensure_java, options_for_temporary_files
 from pipeline.errors import EnvironmentFault
 from pipeline.spark import settings
@@ -62,8 +61,9 @@ def spark_session(
         if running is not None:
             make_active(running)
             return running
-        folder = Path(tempfile.mkdtemp(prefix="celeriac-spark-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        own = OwnFolder.make("celeriac-spark-")
+        atexit.register(own.close)
+        folder = own.path
         (folder / "java").mkdir()
         log = log_path or folder / "jvm.log"
         wanted = settings.told()

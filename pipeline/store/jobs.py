@@ -99,7 +99,10 @@ class JobStore:
         if answer[0] == 2:
             raise JobStateError(f"job {job!r} is being removed by another process", hint="try again in a moment")
         if answer[0] != 1:
-            raise JobStateError(f"job {job!r} exists already; it is {_words(answer[1])}")
+            raise JobStateError(
+                f"job {job!r} exists already; it is {_words(answer[1])}",
+                hint=f"take another id, or, if it is not needed any more, `celeriac remove {job}`",
+            )
 
     def claim(self, job: str, before: str, nonce: str = "") -> str:
         """Takes the job for a run that is about to start workers, or for who publishes; the claim by which it holds it.

@@ -29,6 +29,7 @@ from pipeline.store.connection import translated
 from pipeline.store.foreign import integer, text_of
 from pipeline.store.holds import read_hold
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 _PAGE: Final = 200
 _ATTEMPT: Final = re.compile(r"\d{1,16} \d{1,9} ")
@@ -196,9 +197,7 @@ class LetterStore:
                 records = int(answer[1])
                 raise JobStateError(
                     f"the dead letter {letter.id} cannot be {verb}: the input of its stage has ended"
-                    + (
-                        f", and {records:,} record{'s' * (records != 1)} held behind it could not go on" * (records > 0)
-                    ),
+                    + (f", and {counted(records, 'record')} held behind it could not go on" * (records > 0)),
                     hint="run these records in a new job; `celeriac remove` deletes them with this one",
                 )
             case -4:
@@ -340,5 +339,6 @@ def shadowed(job: str) -> Busy:
 def _unknown(job: str, id_: str) -> LetterError:
     return LetterError(
         f"the job {job!r} has no dead letter {id_}",
-        hint=f"it was replayed or dropped already; `celeriac dead-letters list {job}` shows those that there are",
+        hint=f"`celeriac dead-letters list {job}` shows the ids of those that there are;"
+        " one that was replayed or dropped is gone",
     )

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pipeline.codec import decode_batch
 from pipeline.errors import JobRestored, ReadingError, StaleReader, StoreError, TailLost, UnknownJob
 from pipeline.facts import OutputFacts, ReaderFacts
-from pipeline.losses import HINT, LOST, count_of
+from pipeline.losses import HINT, LOST
 from pipeline.messages import Data, decode_header
 from pipeline.positions import entry_after
 from pipeline.records import Batch
@@ -20,6 +20,7 @@ from pipeline.store.foreign import entry_id, integer, ours, text_of
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.store.standing import restored
+from pipeline.wording import counted
 
 LONGEST_WAIT_MS: Final = 5_000
 """Below the time after which the client takes a silent server for dead."""
@@ -135,7 +136,8 @@ class OutputReader:
     def _lost(self, run: str, end: str) -> StoreError:
         who = "a reader without a name" if self._reader.startswith(TEMPORARY) else f"reader {self._reader}"
         had, has = self.next_number - 1, _first(end) - 1
-        line = f"output {self._sink!r}: {who} had read up to result {had:,}, Redis has {has:,} ({count_of(had - has)})"
+        lost = counted(had - has, "record")
+        line = f"output {self._sink!r}: {who} had read up to result {had:,}, Redis has {has:,} ({lost})"
         if run != self._run:
             return JobRestored(
                 f"{restored(self._job, run.partition('.')[2])}: {line}",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pipeline.codec import decode_batch
 from pipeline.errors import DecodingError, JobRestored, StaleReader, StoreError, TailLost, UnknownJob
-from pipeline.losses import HINT, LOST, count_of
+from pipeline.losses import HINT, LOST
 from pipeline.messages import Data, decode_header
 from pipeline.records import Batch
 from pipeline.store import keys
@@ -18,6 +18,7 @@ from pipeline.store.jobs import NO_JOB
 from pipeline.store.losses import LossStore, unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.store.standing import restored
+from pipeline.wording import counted
 
 PAGE_BYTES: Final = 4 << 20
 """About so much comes with one answer of Redis; one entry may be larger."""
@@ -57,7 +58,9 @@ class Piece:
         if self.skipped or self.count != len(batch):
             batch = batch.slice(self.skipped, self.skipped + self.count)
         if len(batch) != self.count:
-            raise DecodingError(f"result {self.first}: its entry holds {len(batch)} records, not {self.count}")
+            raise DecodingError(
+                f"result {self.first}: its entry holds {counted(len(batch), 'record')}, not {self.count}"
+            )
         return batch
 
 
@@ -97,7 +100,7 @@ def check_place(scripts: Scripts, job: str, stream: str, known: Extent, number: 
             hint=f"the numbers behind {has - 1:,} are given again, to other results: read anew, from there",
         )
     if number > has:
-        raise _lost(scripts, job, now.run, f"{line} ({count_of(number - has)})")
+        raise _lost(scripts, job, now.run, f"{line} ({counted(number - has, 'record')})")
     if number < now.first:
         raise _gone(stream, number, now.first - 1, who)
     return now

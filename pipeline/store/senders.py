@@ -19,7 +19,6 @@ from pipeline.errors import (
     UnknownSender,
 )
 from pipeline.lifecycle import JobState
-from pipeline.losses import count_of
 from pipeline.plan import Plan
 from pipeline.records import Batch
 from pipeline.store import ids as own_ids
@@ -33,6 +32,7 @@ from pipeline.store.patience import Patience
 from pipeline.store.payloads import encode_faulty, encoded_position, no_place
 from pipeline.store.scripts import Scripts
 from pipeline.store.standing import Sender, Standing, restored, tail_lost
+from pipeline.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Feed:
             return JobRestored(restored(job, record.generation), hint="open it anew")
         if finished > splits or self._scripts.server == self._opened_on:
             return StoreError(f"source {source!r} has {finished} finished splits, not {splits}")
-        line = f"source {source!r}: {count_of(splits, 'split')} had ended, of which Redis has {finished:,}"
+        line = f"source {source!r}: {counted(splits, 'split')} had ended, of which Redis has {finished:,}"
         return tail_lost(LossStore(self._scripts, job), self._run, line, self._patience)
 
 

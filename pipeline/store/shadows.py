@@ -136,7 +136,9 @@ class ShadowStore:
             case -5:
                 raise unknown_job(self._job)
             case -1:
-                raise JobStateError(f"job {self._job!r} has no shadow", hint=f"celeriac shadow {self._job} FILE")
+                raise JobStateError(
+                    f"job {self._job!r} has no shadow", hint=f"`celeriac shadow {self._job} FILE` begins one"
+                )
         return bool(answer[0])
 
     def promote(self, shadow: str, what: Promoting) -> Promotion:

@@ -6,10 +6,11 @@ import logging
 from dataclasses import dataclass
 
 from pipeline.errors import JobRestored, StaleSender, StoreError, TailLost
-from pipeline.losses import HINT, LOST, count_of
+from pipeline.losses import HINT, LOST
 from pipeline.store.losses import Known, LossStore, unknown_job
 from pipeline.store.patience import Patience
 from pipeline.store.scripts import Scripts
+from pipeline.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class Standing:
         if known.generation != int(generation):
             survived = min(taken, max(0, known.last))
             raise JobRestored(
-                f"{restored(sender.job, known.generation)}: sender {sender.name!r} had {count_of(taken)} acknowledged,"
-                f" and the job has {survived:,} of them",
+                f"{restored(sender.job, known.generation)}: sender {sender.name!r} had {counted(taken, 'record')}"
+                f" acknowledged, and the job has {survived:,} of them",
                 "send again what did not survive, with a new producer",
                 taken,
                 survived,
@@ -90,7 +91,7 @@ class Standing:
         sender, found = self._sender, max(0, known.last)
         line = (
             f"source {sender.source!r}: sender {sender.name} had acknowledged up to {taken:,}, Redis has {found:,}"
-            f" ({count_of(max(0, taken - found))})"
+            f" ({counted(max(0, taken - found), 'record')})"
         )
         if known.last < 0 or known.epoch < sender.epoch:
             line += ", and it has forgotten that this sender registered"

@@ -26,6 +26,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
 from pipeline.store.scripts import Scripts
 from pipeline.tickets import ticket
+from pipeline.wording import counted
 
 MOST_VALUES: Final = 600_000
 MOST_BYTES: Final = 64 << 20
@@ -226,7 +227,7 @@ class SwapStore:
         size = sum(len(each) for each in args if isinstance(each, bytes))
         if len(args) > MOST_VALUES or size > MOST_BYTES:
             raise JobStateError(
-                f"the state of {len(new.keys):,} keys is more than is swapped at once: {size >> 20:,} MiB",
+                f"the state of {counted(len(new.keys), 'key')} is more than is swapped at once: {size >> 20:,} MiB",
                 hint="nothing is changed; take the keys in several parts",
             )
         answer = self._scripts.run("swap", names, args)

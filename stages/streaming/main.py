@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.bursts import is_burst_pool
+from pipeline.embedded.folders import OwnFolder
 from pipeline.errors import CeleriacError, EnvironmentFault, PipelineError, StoreError
 from pipeline.needs import IN_A_STREAM, refuse_frames
 from pipeline.plan import fingerprint
@@ -218,9 +217,8 @@ def main() -> int:
     """Runs until SIGTERM. 3 when it cannot start, 70 when the query failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    folder = Path(tempfile.mkdtemp(prefix="celeriac-stream-"))
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = stack.enter_context(OwnFolder.make("celeriac-stream-")).path
         try:
             worker = StreamWorker(StreamSettings.from_environment(os.environ), folder)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -255,7 +255,7 @@ def test_the_workers_of_a_run_are_upgraded_one_after_the_other_and_back(site: Si
         [
             f"worker w0: {first} -> {second}",
             f"worker w1: {first} -> {second}",
-            f"job j runs version {second}: 2 workers were changed",
+            f"job j runs version {second}: 2 workers changed",
         ],
     ), done.stderr
     assert running_versions(run.facts()) == {second: 2}

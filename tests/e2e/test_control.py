@@ -63,7 +63,7 @@ def test_a_running_job_is_paused_goes_on_and_is_drained_by_commands(site: Site, 
         producer.flush()
         assert site.command("pause", "j", "--redis", redis_url).stdout == "source events of job j is paused\n"
         producer.send("user-0", 700)
-        with pytest.raises(SourcePaused, match=r"1 records were not taken within 0\.2 s: the source 'events'"):
+        with pytest.raises(SourcePaused, match=r"1 record not taken within 0\.2 s: the source 'events'"):
             producer.flush()
         status = site.command("status", "j", "--redis", redis_url).stdout
         assert "waiting   events: paused; `celeriac unpause j events` lets it go on" in status

@@ -256,11 +256,31 @@ def test_after_a_kill_of_the_command_no_process_is_left_and_the_next_run_works(s
     run.process.kill()
     run.process.wait()
     wait_until(lambda: not site.processes(), "all processes have ended", 10.0)
+    assert {path.name.partition("-")[0] for path in site.temporary.iterdir()} == {"celeriac", "clr"}
+    assert [path.name for path in (site.root / "work").glob(".out.small-*.staging")]
     site.write(SMALL)
     done = site.command("run", "flow.py", "--workers", "1")
 
     assert done.returncode == 0, done.stderr
     assert sorted(read_rows(site.root / "work/out")) == list(range(1000))
+    site.assert_clean("flow.py", "out")  # what the killed one has left is gone
+
+
+def test_what_a_killed_run_has_staged_stays_as_long_as_its_job_may_go_on(site: Site) -> None:
+    site.write(ENDLESS)
+    run = site.start("flow.py", "--workers", "1", "--job-id", "j")
+    run.wait_for_taken(1)
+    run.process.kill()
+    run.process.wait()
+    wait_until(lambda: not site.processes(), "all processes have ended", 10.0)
+    staged = {path.name: path.stat().st_size for path in (site.root / "work/.out.j.staging").iterdir()}
+    site.write(SMALL.replace('"out"', '"other"'))
+
+    done = site.command("run", "flow.py", "--workers", "1")
+
+    assert done.returncode == 0, done.stderr
+    site.assert_clean("flow.py", "other", ".celeriac", ".out.j.staging")
+    assert {path.name: path.stat().st_size for path in (site.root / "work/.out.j.staging").iterdir()} == staged
 
 
 def test_a_terminal_that_is_closed_cancels_and_leaves_nothing(site: Site) -> None:

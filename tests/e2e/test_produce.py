@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def test_a_job_that_stays_full_is_told_after_the_wait(redis_url: str, produce: P
         done = produce(lines(*({"value": number} for number in range(1_000))), "--wait", "0.5")
 
     assert done.returncode == 1
-    assert "were not taken within 0.5 s: the inbox is full" in done.stderr
+    assert "not taken within 0.5 s: the inbox is full" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -240,7 +241,9 @@ def test_a_running_pipeline_takes_records_until_it_is_drained(tmp_path: Path, re
         run.communicate()
 
     assert run.returncode == 130, errors
-    assert "source payments takes records until Ctrl-C: celeriac produce j --source payments" in errors
+    said = next(line for line in errors.splitlines() if "takes records until Ctrl-C: " in line)
+    assert shlex.split(said.partition(": ")[2])[:5] == ["celeriac", "produce", "j", "--source", "payments"]
+    assert f"--redis '{redis_url}'" in said
     rows = [json.loads(line) for path in (tmp_path / "out").glob("part-*") for line in path.read_text().splitlines()]
     assert sorted((row["key"], row["value"]) for row in rows) == [(f"user-{number}", 100) for number in range(7)]
 

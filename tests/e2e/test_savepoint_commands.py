@@ -83,7 +83,8 @@ def test_create_list_show_diff_export_and_delete(redis_url: str, tmp_path: Path,
         assert "output out: 3 results before it" in shown
         diff = celeriac("savepoint", "diff", one["where"], other["where"])
         assert (diff.returncode, diff.stdout) == (1, "differs: counts b\n")
-        assert celeriac("savepoint", "diff", one["where"], one["where"]).returncode == 0
+        same = celeriac("savepoint", "diff", one["where"], one["where"])
+        assert same == (0, "", "the state is the same in both\n")
         lines = celeriac("savepoint", "export", one["where"], "--operator", "counts").stdout.splitlines()
         assert sorted((row["key"], row["value"]) for row in map(json.loads, lines)) == [("a", 2), ("b", 1)]
 
@@ -128,6 +129,11 @@ def test_savepoints_are_taken_again_and_again_until_the_job_ends(redis_url: str,
         (("savepoint", "create", "nosuch"), "there is no job 'nosuch'"),
         (("savepoint", "show", "/nowhere/at-all"), "there is no /nowhere/at-all/manifest.json"),
         (("savepoint", "create", "j", "--to", "nosuch://x/y"), "nosuch"),
+        (("savepoint", "create", "j", "--to", "flow.py"), "flow.py: File exists\nhint: savepoints lie in a folder"),
+        (("savepoint", "create", "j", "--to", "flow.py/s"), "Not a directory\nhint: savepoints lie in a folder"),
+        (("savepoint", "list", "flow.py"), "flow.py: Not a directory\nhint: savepoints lie in a folder"),
+        (("savepoint", "show", "flow.py"), "Not a directory\nhint: savepoints lie in a folder"),
+        (("dead-letters", "show", "j", "nope"), "hint: `celeriac dead-letters list j` shows the ids"),
         (("run", "flow.py", "--allow-edits"), "go with --from-savepoint"),
         (("run", "flow.py", "--from-savepoint", "/nowhere/at-all"), "there is no /nowhere/at-all/manifest.json"),
     ],
@@ -149,6 +155,23 @@ def test_what_cannot_be_done_is_one_message(
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "nosuch:").exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_job_is_changed(
+    redis_url: str, tmp_path: Path, celeriac: Celeriac
+) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "s")
+    with LocalJob(redis_url, counting()) as job:
+        job.assign()
+
+        stopped = celeriac("savepoint", "create", "j", "--stop", "--to", place)
+        suspended = celeriac("suspend", "j", "--to", place)
+
+        assert [(each.returncode, "Not a directory" in each.stderr) for each in (stopped, suspended)] == [(2, True)] * 2
+        record = job.jobs.read("j")
+        assert [change.state for change in record.history] == [JobState.RUNNING]
+        assert record.paused == {}
 
 
 def test_an_exporter_that_is_killed_leaves_no_savepoint_and_the_next_one_is_whole(

@@ -141,7 +141,7 @@ def test_a_new_version_is_compared_refused_and_promoted_when_it_is_meant(site: S
         shown = story.command("shadow", "j").stdout
         assert json.loads(story.command("shadow", "j", "--json").stdout)["code"] in shown
         assert f"sink out: {EACH * len(WORDS):,} results compared, 0 equal" in shown
-        assert f"{len(WORDS)} keys have results that are otherwise" in shown
+        assert f"results of {len(WORDS)} keys are otherwise" in shown
 
         done = story.command("promote", "j", "--accept-differences")
         assert done.returncode == 0, done.stderr
@@ -221,15 +221,21 @@ def test_a_shadow_whose_command_is_killed_is_taken_away_and_one_that_is_interrup
     assert story.results() == {word: list(range(1, 3 * EACH + 1)) for word in WORDS}
 
 
-def test_what_cannot_be_a_shadow_is_one_message(site: Site, redis_url: str) -> None:
+def test_what_cannot_be_a_shadow_is_one_message(site: Site, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(site, redis_url)
+    monkeypatch.chdir(site.root / "work")  # the sink's path is relative
     (site.root / "work" / "third.py").write_text(FILE.replace('name="by_word"', 'name="by"'))
 
-    refused = story.command("shadow", "j", str(site.root / "work" / "third.py"))
+    refused = story.command("shadow", "j", "third.py")
+    (site.root / "work" / "fourth.py").write_text(FILE.replace('name="total"', 'name="sum"'))
+    unnamed = story.command("shadow", "j", "fourth.py")
     none = story.command("shadow", "j")
     promoted = story.command("promote", "j")
 
     assert (refused.returncode, "stage 'by_word' is gone" in refused.stderr) == (2, True), refused.stderr
+    assert unnamed.returncode == 2
+    assert "fourth.py has no place for what job 'j' holds:\n  - operator 'total' and its state" in unnamed.stderr
+    assert "savepoint" not in unnamed.stderr
     assert [(each.returncode, "has no shadow" in each.stderr) for each in (none, promoted)] == [(2, True)] * 2
     assert story.jobs.read("j").operations == ()
     assert story.results() == {}

@@ -247,7 +247,7 @@ def test_more_keys_than_are_shown_are_not_kept_silent(job: LocalJob, celeriac: C
     done = celeriac("state", "keys", "j", "1", "--limit", "5")
 
     assert len(done.stdout.splitlines()) == 5
-    assert done.stderr == "there are more than 5 keys; --limit shows more of them\n"
+    assert done.stderr == "there are more keys than 5; --limit shows more of them\n"
     assert celeriac("state", "keys", "j", "1", "--limit", "7").stderr == ""
 
 

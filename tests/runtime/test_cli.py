@@ -94,6 +94,13 @@ def test_wrong_usage_is_one_message(arguments: list[str], capsys: pytest.Capture
     assert errors_of(capsys).startswith("error: ")
 
 
+def test_an_option_without_its_argument_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["savepoint", "create", "j", "--to"]) == Exit.USAGE
+
+    errors = errors_of(capsys)
+    assert "hint: see `celeriac savepoint create --help`" in errors
+
+
 @pytest.mark.parametrize("job", ["../up", "a b", "", "x" * 101])
 def test_a_job_id_that_could_leave_its_folder_is_refused(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_flow()
@@ -212,6 +219,27 @@ def test_output_that_nobody_reads_is_no_complaint() -> None:
 
     assert process.returncode == Exit.CLOSED_OUTPUT
     assert errors == b""
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_output_that_a_full_disk_does_not_take_is_one_message(is_buffered: bool) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment["PYTHONUNBUFFERED"] = "" if is_buffered else "1"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli.main", "--help"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.splitlines() == [
+        "error: standard output cannot be written: No space left on device",
+        "hint: free some space, or write it to another place",
+    ]
 
 
 def test_a_signal_is_counted_and_raised_only_where_that_is_allowed() -> None:

@@ -94,7 +94,10 @@ def test_where_nothing_is_behind_it_says_so_and_ends_well(
 ) -> None:
     shown = said(capsys, 0, "flow.py", "--behind", behind)
 
-    assert f"no partition of job j is {int(behind):,} records behind (the most are 200 records): nothing to do" in shown
+    assert (
+        f"no partition of job j is {int(behind):,} records behind (the furthest is 200 records behind): nothing to do"
+        in shown
+    )
     assert job.jobs.facts("j").operation is None
     assert job.jobs.read("j").operations == ()
 

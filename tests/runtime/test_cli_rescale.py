@@ -78,7 +78,7 @@ def test_one_that_is_urgent_does_not_wait(job: LocalJob, capsys: pytest.CaptureF
 
     assert run_command(["rescale", "j", "--now"]) == 0
 
-    assert capsys.readouterr().out.endswith("the rescale of hop_1 from 2 to 1 partitions waits no longer\n")
+    assert capsys.readouterr().out.endswith("the rescale of hop_1 from 2 to 1 partition waits no longer\n")
     assert lead(job) == {"switched": 1}
     assert run_command(["rescale", "j", "--cancel"]) == Exit.USAGE
     assert "too late" in capsys.readouterr().err

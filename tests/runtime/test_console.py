@@ -64,7 +64,7 @@ def test_a_console_whose_reader_was_removed_goes_on_and_says_what_it_has_not_sho
         console.print_all()
 
         assert printed == ["0", "8", "9", "10"]
-        assert said == ["7 records of screen are not shown: its reader was removed meanwhile"]
+        assert said == ["of screen, 7 records cannot be shown: its reader was removed meanwhile"]
 
 
 def attempt(console: Console) -> Any:

@@ -229,6 +229,8 @@ def test_the_list_is_a_line_each_of_at_most_80_characters(job: LocalJob, capsys:
     code, out, _ = command(capsys, job.url, "list", "j", "--operator", "work", "--json")
     assert [json.loads(line)["key"] for line in out.splitlines()] == sorted(["b", "b", "d", "e"])
 
+    assert command(capsys, job.url, "list", "j", "--operator", "none") == (0, "", "no dead letters\n")
+
 
 def test_one_is_shown_edited_and_replayed(
     job: LocalJob, letters: DeadLetters, capsys: pytest.CaptureFixture[str]

@@ -175,7 +175,7 @@ def test_rows_take_the_types_of_the_table(tmp_path: Path) -> None:
         ({"n": 0.5}, "'n' is int32 there, and a number with a fraction in the results"),
         ({"m": 1}, "'m' does not exist in it"),
         ({"n": 2**31}, "'n' of the table is int32, which does not hold all values"),
-        ({"n": 1, "needed": None}, "'needed' of the table may not be null, and is in 1 rows"),
+        ({"n": 1, "needed": None}, "'needed' of the table may not be null, and is in 1 row"),
         ({"n": 1}, "'needed' may not be null, and the results have no such field"),
         ({"n": 1, "needed": 1, "at": "noon"}, "'at' of the table is timestamp"),
         ({"n": 1, "needed": 1, "share": 1e39}, "'share' of the table is float, which does not hold all values"),

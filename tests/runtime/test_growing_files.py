@@ -201,7 +201,7 @@ def test_what_was_seen_and_cut_away_before_it_was_read_is_told(
     os.truncate(log, 0)
     one.rounds(2)
 
-    assert "at least 10 bytes of it were never read" in caplog.text
+    assert "of it, at least 10 bytes could not be read" in caplog.text
 
 
 def test_a_reused_inode_is_another_file(follow: Callable[..., Follow], tmp_path: Path) -> None:

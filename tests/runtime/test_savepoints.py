@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from leader.duties.cuts import Cuts
 from pipeline import Pipeline, count, hold_key, read, write
+from pipeline.cli.progress import stage_rows
 from pipeline.errors import JobStateError, SavepointError, SavepointLost
 from pipeline.kernel.contract import Emitted, KeyedOperator, TimerChanges
 from pipeline.lifecycle import JobState
@@ -299,6 +300,28 @@ def test_file_sinks_get_what_comes_behind_the_cut_and_the_books_balance(
 
         assert restored.state() == {("counts", "a"): 2, ("counts", "b"): 3}
         assert restored.jobs.log_totals(restored.jobs.read("k")) == {}
+
+
+def test_with_other_partitions_counts_begin_anew_but_for_what_a_source_has_taken(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with LocalJob(redis_url, counting(), partitions=1) as job:
+        job.assign()
+        job.send("aab")
+        job.run_until_idle()
+        savepoint = save(job, tmp_path)
+
+    with LocalJob(redis_url, counting(), partitions=3, job="k", savepoint=savepoint) as restored:
+        begun = [(row.taken, row.emitted) for row in stage_rows(None, restored.jobs.facts("k"))]
+        restored.assign()
+        restored.send("bc")
+        restored.run_to_the_end()
+
+        assert begun == [(3, 0), (0, 0)]
+        assert [(row.taken, row.emitted) for row in stage_rows(None, restored.jobs.facts("k"))] == [(5, 2), (2, 2)]
+        told = [line for line in restored.restored.lines if "counts begin anew" in line]
+        assert len(told) == 1
+        assert "but for what a source's stage has taken" in told[0]
 
 
 # other pipelines

@@ -508,7 +508,7 @@ def test_differences_keep_it_from_being_promoted_unless_they_are_meant(job: Loca
     job.send(records("abc"))
     course = a_course(pair)
 
-    with pytest.raises(NotPromoted, match="3 results are otherwise"):
+    with pytest.raises(NotPromoted, match="otherwise than the job's: 3 results"):
         course._promote(Wish("promote"))
     assert job.jobs.read("j").paused == {}
     course._promote(Wish("promote", accepts=True))

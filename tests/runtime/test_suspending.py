@@ -236,20 +236,24 @@ def test_a_job_whose_savepoint_cannot_be_written_goes_on(job: LocalJob, tmp_path
 
 
 def test_who_stops_a_job_with_a_savepoint_that_cannot_be_written_is_told_that_it_is_stopped_and_can_save_it_then(
-    job: LocalJob, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: LocalJob, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.send("aab")
     job.run_until_idle()
-    (tmp_path / "file").write_text("in the way")
     create = ("savepoint", "create", "j", "--redis", redis_url, "--to")
 
-    assert run_command([*create, str(tmp_path / "file"), "--stop"]) == 2
-    told = capsys.readouterr().err
+    def begin(*_: object) -> None:
+        raise SavepointError("the disk is full")
 
-    assert job.jobs.state("j") is JobState.CANCELLED
-    assert told.startswith("warning: job j is cancelled, without a savepoint. Redis keeps all of it: ")
-    assert run_command([*create, str(tmp_path / "file")]) == 2
-    assert "warning" not in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlace, "begin", begin)
+        assert run_command([*create, str(tmp_path / "saved"), "--stop"]) == 2
+        told = capsys.readouterr().err
+
+        assert job.jobs.state("j") is JobState.CANCELLED
+        assert told.startswith("warning: job j is cancelled, without a savepoint. Redis keeps all of it: ")
+        assert run_command([*create, str(tmp_path / "saved")]) == 2
+        assert "warning" not in capsys.readouterr().err
     assert run_command([*create, str(tmp_path / "saved"), "--stop"]) == 2  # it is stopped
     assert "warning" not in capsys.readouterr().err
     assert run_command([*create, str(tmp_path / "saved")]) == 0
@@ -413,6 +417,7 @@ def test_pausing_a_stage_by_command(
     assert say("pause", "j", "--stage", "by_word")[1] == "stage by_word of job j is paused already\n"
     assert "still     stage by_word: paused; `celeriac unpause j --stage by_word`" in say("status", "j")[1]
     assert say("unpause", "j", "--stage", "by_word")[1] == "stage by_word of job j is not paused\n"
+    assert say("unpause", "j", "--stage", "by_word")[1] == "stage by_word of job j was not paused\n"
     code, _, error = say("pause", "j", "--stage", "by_wrd")
     assert (code, error.splitlines()[0]) == (2, "error: job 'j' has no stage 'by_wrd'")
     assert say("pause", "j", "in", "--stage", "by_word")[0] == 2

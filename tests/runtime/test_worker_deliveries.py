@@ -307,7 +307,7 @@ def test_a_slow_place_is_left_in_time_and_gone_on_with(redis_url: str, monkeypat
         job.send([["a", 1]])
         job.run_until_idle()
 
-        assert "is slow: 0 of 1 records" in job.workers["w0"].hand.report(0.0)["hand"]["1.0"]["reason"]
+        assert "is slow: 0 of 1 record" in job.workers["w0"].hand.report(0.0)["hand"]["1.0"]["reason"]
         assert job.pauses() == [0.1]
 
 

@@ -355,9 +355,9 @@ def test_a_write_goes_on_as_it_was_begun_and_no_row_comes_in_under_two_numbers(j
         NumberedRows(job.feed().lane(f"spark:{name}/0-of-{ending}"), 0, "write").add(chunk(1, 2))
         planned(name, name)
 
-    with pytest.raises(ProducerError, match="'ordered' was begun with 1 partitions, and now it has a staging folder"):
+    with pytest.raises(ProducerError, match="'ordered' was begun with 1 partition, and now it has a staging folder"):
         planned("ordered", "staged")
-    with pytest.raises(ProducerError, match="'staged' was begun with a staging folder, and now it has 1 partitions"):
+    with pytest.raises(ProducerError, match="'staged' was begun with a staging folder, and now it has 1 partition"):
         planned("staged", "ordered")
 
 
@@ -365,11 +365,11 @@ def test_an_attempt_with_other_rows_is_refused_before_it_sends_any(job: LocalJob
     attempt(job, 3).add(chunk(1, 2, 3))
 
     for other in (chunk(1, 3, 2, 4), chunk(1, 2, 4, 5, 6)):
-        with pytest.raises(ProducerError, match="its first 3 rows are not those that are in the job"):
+        with pytest.raises(ProducerError, match="what is in the job is not its first 3 rows"):
             attempt(job, 3).add(other)
     short = attempt(job, 3)
     short.add(chunk(1, 2))
-    with pytest.raises(ProducerError, match="3 rows of it are in the job, and now it has 2"):
+    with pytest.raises(ProducerError, match="the job has 3 rows of it, and now there are 2"):
         short.finish()
     with pytest.raises(StaleSender, match="batch 3 is in the job, and this is batch 2"):
         attempt(job, 2)
@@ -383,7 +383,7 @@ def test_a_piece_of_a_chunk_is_found_again(redis_url: str) -> None:
             attempt(job, 0).add(chunk(*range(200)))
         assert "full_timeout_seconds" in caught.value.hint
         job.run_until_idle()
-        with pytest.raises(ProducerError, match="its first 80 rows are not those that are in the job"):
+        with pytest.raises(ProducerError, match="what is in the job is not its first 80 rows"):
             attempt(job, 0).add(chunk(*range(79), 80, 79, *range(81, 200)))
         for _ in range(2):
             with contextlib.suppress(InboxFull):

@@ -72,6 +72,15 @@ def test_a_relative_path_counts_from_the_current_folder(tmp_path: Path, monkeypa
     assert load_pipeline("flow.py").name == load_pipeline("./flow.py:flow").name == "good"
 
 
+def test_the_hint_for_a_missing_file_lists_those_beside_it_in_the_order_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["zeta.py", "alpha.py", "mid.py"]
+    monkeypatch.setattr(Path, "glob", lambda self, _pattern: iter([self / name for name in names]))
+
+    assert refusal(tmp_path / "?").hint == "there are: alpha.py, mid.py, zeta.py"
+
+
 def test_a_name_chooses_among_several_pipelines(tmp_path: Path) -> None:
     file = a_file(tmp_path, "from pipeline import Pipeline\nfirst = Pipeline('a')\nsecond = Pipeline('b')\n")
 

@@ -145,7 +145,7 @@ def test_more_work_than_partitions_let_be_shared_asks_for_more_of_that_stage() -
         choice.wanted == 6
     )  # from then on nobody has more than one partition of the narrow stage and two of the other
     assert choice.repartition == Repartition("s1", 2, 8)  # 400/s at 100/s are five workers, busy to the target
-    assert "a worker for each of the 2 partitions of the stage s1 is not enough: it gets 8" in choice.why
+    assert "a worker for each partition of the stage s1 (2) is not enough: it gets 8" in choice.why
 
 
 def test_partitions_are_doubled_only_as_far_as_there_may_be_workers_for_them() -> None:

@@ -23,6 +23,7 @@ from pipeline.sources.versions import needs_copy
 from pipeline.spark.bulk.portions import FilePortions, Range
 from pipeline.spark.bulk.reading import read_state, read_timers
 from pipeline.spark.bulk.sources import followed_sources
+from pipeline.wording import counted
 
 Ranges = dict[str, dict[str, Range]]
 """Source -> split -> which of its records are wanted."""
@@ -100,8 +101,8 @@ def open_savepoint(url: str, *, allow_edits: bool = False) -> Savepoint:
     manifest = savepoint.manifest
     if manifest.in_flight:
         raise SavepointError(
-            f"{manifest.in_flight:,} records were in flight when the savepoint {manifest.name} was taken, and a run on"
-            " Spark begins with none",
+            f"the savepoint {manifest.name} has {counted(manifest.in_flight, 'record')} in flight, and a run on Spark"
+            " begins with none",
             hint="take it with `celeriac suspend`, which waits until nothing is in flight",
         )
     if next(savepoint.held(), None) is not None:

@@ -55,6 +55,7 @@ from pipeline.spark.bulk.stepping import BulkStepper, Outcome, state_rows
 from pipeline.spark.frames import FrameColumns, refuse_times
 from pipeline.spark.frames import rows_of as records_of
 from pipeline.spark.garbage import settle
+from pipeline.wording import counted
 
 _STEP_RECORDS: Final = 4_000
 _STEP_BYTES: Final = 1 << 20
@@ -413,8 +414,9 @@ class _Work:
         counts.held += len(outcome.held)
         counts.skipped += outcome.skipped
         if counts.dead + counts.held > self._task.plan.limits.dead_letters:
+            most = counted(self._task.plan.limits.dead_letters, "record")
             raise RecordFailed(
-                f"stage {self._task.stage.name!r} gave up more than {self._task.plan.limits.dead_letters:,} records",
+                f"stage {self._task.stage.name!r} gave up more than {most}",
                 hint="the last of them: " + (outcome.letters[-1].error if outcome.letters else "held behind others"),
             )
 

@@ -81,6 +81,7 @@ from pipeline.spark.bulk.sources import (
     remove_copied,
 )
 from pipeline.spark.bulk.twins import NoTwin
+from pipeline.wording import counted
 
 _PIPELINE_LETTERS: Final = 64
 
@@ -448,7 +449,7 @@ class BulkRun:
         letters = [*self.facts.letters, *self._refused]
         if len(letters) + len(self.facts.held) > most:
             raise RecordFailed(
-                f"the run gave up more than {most:,} records; no folder of results is published",
+                f"the run gave up more than {counted(most, 'record')}; no folder of results is published",
                 hint=f"the last of them: {letters[-1].error}" if letters else "held behind others",
             )
 

@@ -2,7 +2,7 @@
 
 A live job that is restored from it goes on with the next record of each split: senders are registered under their
 names, with the number of the last record that was read. Stages begin with nothing in flight, so numbers between them
-begin anew, and so do the counts of the job.
+begin anew, and so do the counts of the job but for what its sources' stages have taken.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pipeline.savepoints.rows import state_columns
 from pipeline.savepoints.tables import TableWriter
 from pipeline.spark.bulk.engine import BulkRun
 from pipeline.spark.bulk.letters import Letter
+from pipeline.wording import counted
 
 _EPOCH: Final = 0
 _GENERATION: Final = 0
@@ -44,8 +45,8 @@ def handed_over(run: BulkRun, place: Place, name: str) -> Iterator[Manifest]:
     holding = sum(letter.holds for letter in run.facts.letters)
     if holding:
         raise SavepointError(
-            f"{holding:,} dead letters hold their keys, and a savepoint of a run on Spark has no place for what is"
-            " behind them",
+            f"keys are held by {counted(holding, 'dead letter')}, and a savepoint of a run on Spark has no place for"
+            " what is behind them",
             hint="mend what fails, or give them up with dead_letter() in the place of hold_key(), and run it again",
         )
     draft = place.begin(name, run.job)

@@ -26,6 +26,7 @@ from pipeline.spark.bulk.twins import (
     single,
     twin_of,
 )
+from pipeline.wording import counted
 
 LEVEL: Final = "level"
 
@@ -57,7 +58,7 @@ def only_one_behind(graph: Graph, name: str) -> Node:
     behind = [node for node in graph.nodes if name in node.inputs]
     if len(behind) == 1:
         return behind[0]
-    raise NoTwin(f"the records of {name!r} go to {len(behind)} operators")
+    raise NoTwin(f"the records of {name!r} go to {counted(len(behind), 'operator')}")
 
 
 def passed(scanned: Scan, shape: Shape, steps: Sequence[Step]) -> tuple[DataFrame, Columns]:

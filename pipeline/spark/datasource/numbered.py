@@ -17,6 +17,7 @@ from pipeline.errors import InboxFull, ProducerError, StaleSender
 from pipeline.records import Batch
 from pipeline.spark.datasource.records import Records
 from pipeline.store.senders import Feed, FeedAddress, Lane
+from pipeline.wording import counted
 
 _DIGEST_BYTES: Final = 16
 _encoder = msgspec.msgpack.Encoder()
@@ -76,7 +77,7 @@ class NumberedRows:
     def finish(self) -> int:
         """The number of rows. Raises ProducerError when more were in already."""
         if self._known is not None and self.count < self._known[0]:
-            raise self._others(f"{self._known[0]:,} rows of it are in the job, and now it has {self.count:,}")
+            raise self._others(f"the job has {counted(self._known[0], 'row')} of it, and now there are {self.count:,}")
         return self.count
 
     def _append(self, batch: Batch, records: Records, content: Any) -> None:
@@ -94,7 +95,7 @@ class NumberedRows:
 
     def _compare(self, content: Any, count: int) -> None:
         if self._known is not None and self._of(content, count) != self._known[1]:
-            raise self._others(f"its first {self._known[0]:,} rows are not those that are in the job")
+            raise self._others(f"what is in the job is not its first {counted(self._known[0], 'row')}")
 
     def _others(self, why: str) -> ProducerError:
         return ProducerError(

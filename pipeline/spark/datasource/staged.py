@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ProducerError
+from pipeline.wording import counted
 
 _MANIFEST: Final = "manifest.json"
 _SENT: Final = "sent"
@@ -75,7 +76,9 @@ class StagedBatch:
         except (pa.ArrowException, OSError) as error:
             raise ProducerError(f"the staged file {self.folder / name} cannot be read: {error}") from error
         if count != wanted:
-            raise ProducerError(f"the staged file {self.folder / name} has {count} rows, and was written with {wanted}")
+            raise ProducerError(
+                f"the staged file {self.folder / name} has {counted(count, 'row')}, and was written with {wanted}"
+            )
 
     def end(self) -> None:
         """All of it is in the job: the rows go, and so do earlier batches, of which Spark asks no more."""

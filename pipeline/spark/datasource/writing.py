@@ -26,6 +26,7 @@ from pipeline.spark.datasource.results import scripts_of
 from pipeline.spark.datasource.staged import StagedBatch, check_folder, write_part
 from pipeline.store.jobs import JobStore
 from pipeline.store.senders import FeedAddress
+from pipeline.wording import counted
 
 SORT_BYTES: Final = 256 << 20
 """The most that a task of a stream sorts in memory."""
@@ -128,7 +129,7 @@ def _way(plan: WritePlan) -> str:
 
 
 def _words(way: str) -> str:
-    return "a staging folder" if way == _STAGED else f"{way} partitions"
+    return "a staging folder" if way == _STAGED else counted(int(way), "partition")
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -151,7 +151,7 @@ def test_outputs_inherit_the_columns_of_their_records() -> None:
 
 @pytest.mark.parametrize("emitted", [Emitted([1]), Emitted([1], [0, 1])])
 def test_outputs_that_do_not_line_up_with_their_origins_are_refused(emitted: Emitted) -> None:
-    with pytest.raises(TypeError, match="1 outputs were emitted for 2 origins"):
+    with pytest.raises(TypeError, match="1 output emitted for 2 origins"):
         inherit("op", Batch([1, 2], ["a", "b"]), emitted)
 
 
