@@ -90,6 +90,12 @@ class JobRecord:
         return f"{self.made_at_ms}.{self.generation}"
 
     @property
+    def is_drained(self) -> bool:
+        """Whether a drain has ended its input, or is about to."""
+        worked = [change.state for change in self.history if change.state in WORKING]
+        return worked[-1:] == [JobState.DRAINING]
+
+    @property
     def scaled(self) -> dict[str, Scaled]:
         """Pool -> how it is scaled; those with a fixed number of workers are not there."""
         if self.scaling is None:
