@@ -207,6 +207,11 @@ class WorkerFacts:
         return pool if isinstance(pool, str) and pool else POOL
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether it says that it ends in good order: all that it took is committed."""
+        return self.report.get("stopping") is True
+
+    @property
     def is_sized(self) -> bool:
         """Whether its agent keeps as many of its kind as the leader wants."""
         return self.report.get("sized") is True

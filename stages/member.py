@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,19 +35,20 @@ from pipeline.errors import (
     UnknownJob,
 )
 from pipeline.lifecycle import WORKING, JobState
-from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
+from pipeline.nodes import NO_NAME, NODE_NAME
 from pipeline.pools import POOL
 from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
-from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from pipeline.validation import NAME as POOL_NAME
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.asked import Asked
 from stages.bursting import Bursting
+from stages.giving import GivingAway, Leaving
 from stages.nursery import forking
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
@@ -181,21 +182,24 @@ class JobWatch:
         self._told = kind
 
 
-def run_member(settings: MemberSettings, stop: threading.Event, starter: Starter) -> None:
-    """Serves the job whenever it works, until `stop`, or until it is to leave. Raises StoreError, EnvironmentFault."""
+def run_member(settings: MemberSettings, asked: Asked, starter: Starter) -> None:
+    """Serves the job whenever it works, until it is asked to stop, or until it is to leave.
+
+    Raises StoreError, EnvironmentFault.
+    """
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
     publisher = ResultPublisher(JobStore(_scripts(settings)), JobStore(_scripts(settings)), settings.job)
     _log.info("node=%s workers=%s waits for job=%s", settings.node, " ".join(settings.workers), settings.job)
     has_served = False
-    while not stop.is_set():
+    while not asked.stop.is_set():
         if watch.works():
             has_served = True
-            if _serve(settings, watch, link, stop, starter):
+            if _serve(settings, watch, link, asked, starter):
                 return
         elif not (watch.is_publishing and _publish(publisher)) and settings.is_once and has_served:
             return
-        stop.wait(LOOK_SECONDS)
+        asked.stop.wait(LOOK_SECONDS)
 
 
 def _publish(publisher: ResultPublisher) -> bool:
@@ -210,7 +214,7 @@ def _publish(publisher: ResultPublisher) -> bool:
     return True
 
 
-def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event, starter: Starter) -> bool:
+def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, asked: Asked, starter: Starter) -> bool:
     """Keeps workers running until the job works no more, or the node is to leave: then True.
 
     The agent belongs to this thread, the watch to another.
@@ -225,17 +229,23 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         return False  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
         _log.error("job=%s cannot be served: %s", settings.job, error)
-        stop.wait(_FOREIGN_SECONDS)
+        asked.stop.wait(_FOREIGN_SECONDS)
         return False
     over = threading.Event()
-    leaving = Leaving(_scripts(settings), settings)
+    leaving = Leaving(_scripts(settings), settings.job, settings.node)
     rolling = Rolling(
         agent,
         AgentLink(_scripts(settings), settings.job),
         lambda name, wanted: worker_spec(settings, name, 0, wanted),
     )
+    scripts = _scripts(settings)
+    giving = GivingAway(agent, AgentLink(scripts, settings.job), JobStore(scripts), settings.job)
+
+    def is_over() -> bool:
+        return not watch.works() or leaving.look()
+
     threads = [
-        threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch"),
+        threading.Thread(target=_until_over, args=(is_over, giving, asked, over), name="watch"),
         threading.Thread(target=rolling.run, args=(over,), name="rolling"),
     ]
     if settings.bursts is not None:
@@ -253,7 +263,7 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         agent.run(over)
     finally:
         over.set()
-        killed = agent.stop(STOP_SECONDS)
+        killed = agent.stop(STOP_SECONDS, asked.hurry.is_set)
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
@@ -261,32 +271,16 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
     return leaving.is_due
 
 
-def _until_over(watch: JobWatch, leaving: Leaving, stop: threading.Event, over: threading.Event) -> None:
+def _until_over(is_over: Callable[[], bool], giving: GivingAway, asked: Asked, over: threading.Event) -> None:
+    """Who is asked to stop gives away first, with its workers at work."""
     try:
-        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works() and not leaving.look():
-            pass
+        while not over.is_set() and not asked.stop.wait(LOOK_SECONDS):
+            if is_over():
+                return
+        if not over.is_set():
+            giving.run(asked.hurry)
     finally:
         over.set()
-
-
-class Leaving:
-    """Says when the node was drained to be stopped, and its workers own nothing any more."""
-
-    def __init__(self, scripts: Scripts, settings: MemberSettings) -> None:
-        self._moving = MovingStore(scripts, settings.job)
-        self._jobs = JobStore(scripts)
-        self._settings = settings
-        self.is_due = False
-
-    def look(self) -> bool:
-        """False also when Redis is away."""
-        try:
-            if self._moving.is_to_stop(self._settings.node):
-                facts = self._jobs.facts(self._settings.job)
-                self.is_due = not owned_by(facts, self._settings.node)
-        except (StoreError, DecodingError) as error:
-            _log.warning("job=%s: whether the node is to leave cannot be read: %s", self._settings.job, error)
-        return self.is_due
 
 
 def _count(text: str) -> int:
@@ -337,22 +331,24 @@ def _scratch(settings: MemberSettings) -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs until SIGTERM, SIGINT or SIGHUP, of which the last may be ignored (nohup); 3 when it cannot start."""
-    stop = threading.Event()
-    # First of all: the imports of `forking` take a while.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop.set())
+    """Runs until SIGTERM, SIGINT or SIGHUP, of which the last may be ignored (nohup).
+
+    0 then; 3 when it cannot start.
+    """
+    asked = Asked()
+    # First of all: the imports of `forking` take a while. A thread must not be there before it.
+    asked.listen(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     with forking() as starter:
-        return _main(stop, starter)
+        asked.start()
+        return _main(asked, starter)
 
 
-def _main(stop: threading.Event, starter: Starter) -> int:
+def _main(asked: Asked, starter: Starter) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = MemberSettings.from_environment(os.environ)
         with _scratch(settings) as temporary:
-            run_member(replace(settings, temporary=temporary), stop, starter)
+            run_member(replace(settings, temporary=temporary), asked, starter)
     except CeleriacError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return _NOT_STARTED

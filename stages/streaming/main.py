@@ -34,6 +34,7 @@ from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import check_code
 from stages.app import WorkerSettings
+from stages.asked import Ear
 from stages.pulse import Pulse
 from stages.serving import UNHANDLED
 from stages.streaming.member import StreamMember
@@ -103,7 +104,7 @@ class StreamWorker:
         self._compared = ""
 
     def stop(self) -> None:
-        """For a signal."""
+        """Any thread may ask for it."""
         self._stop.set()
         self._wake.set()
 
@@ -223,8 +224,9 @@ def main() -> int:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
             worker = StreamWorker(StreamSettings.from_environment(os.environ), folder)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: worker.stop())
+            ear = Ear(lambda _: worker.stop())
+            ear.listen(signal.SIGTERM, signal.SIGINT)
+            ear.start()
             return worker.run(open_spark(worker.master))
         except CeleriacError as error:
             print(f"error: {error}\nhint: {error.hint}" if error.hint else f"error: {error}", file=sys.stderr)

@@ -534,6 +534,17 @@ def test_stop_asks_first_and_kills_at_the_deadline(tmp_path: Path) -> None:
     assert bench.store.reported == []
 
 
+def test_stop_kills_before_its_deadline_when_it_is_hurried(bench: Bench) -> None:
+    bench.add("stubborn", IGNORES_SIGTERM)
+    bench.agent.start()
+    bench.says("stubborn", "up")
+
+    killed = bench.agent.stop(1e9, lambda: True)
+
+    assert killed == ("stubborn",)
+    assert bench.child("stubborn").exit_code == -signal.SIGKILL
+
+
 def test_stop_does_not_wait_for_the_deadline_when_all_are_gone(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     agent = bench.agent = Agent([], bench.store)

@@ -1,21 +1,29 @@
-"""A member as a process of its own: what it leaves when it is asked to end, also by a terminal that is closed."""
+"""A member as a process of its own: under which name it works, and what it leaves when it is asked to end."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Final
 
+import psutil
 import pytest
 
 from pipeline.facts import WorkerFacts
 from pipeline.loader import load_graph
+from pipeline.nodes import is_live, node_rows
 from pipeline.plan import compile_plan
+from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.senders import FeedAddress
 from tests.e2e.chaos import Site, wait_until
 
 FLOW: Final = """from pipeline import Pipeline, read, write
@@ -34,33 +42,86 @@ if os.environ.get("CELERIAC_WORKER") == "w":
 """
 
 
-def start(site: Site, redis_url: str, **more: str) -> subprocess.Popen[bytes]:
-    """`python -m stages.member` for the job `j`, on which nobody else works."""
+HELD: Final = """import signal
+from pipeline import Pipeline, read, write
+
+def held(value):
+    signal.pause()
+
+flow = Pipeline("leaves")
+flow.source(read.producer(), name="in").map(held, name="held").sink(write.stream("results"), name="out")
+"""
+
+
+def start(site: Site, redis_url: str, log: str = "member", **more: str) -> subprocess.Popen[bytes]:
+    """`python -m stages.member` for the job `j`, as the worker `w` unless it is told otherwise."""
     told = {"CELERIAC_REDIS": redis_url, "CELERIAC_JOB": "j", "CELERIAC_PIPELINE": "flow.py", "CELERIAC_WORKER": "w"}
-    told |= more
-    with open(site.kept_logs / "member.log", "wb") as log:
+    with open(site.kept_logs / f"{log}.log", "ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "stages.member"],
             cwd=site.root / "work",
-            env=site.environment(**told),
+            env=site.environment(**told | more),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
         )
+
+
+def said(site: Site, log: str = "member") -> str:
+    return (site.kept_logs / f"{log}.log").read_text()
+
+
+def kill(member: subprocess.Popen[bytes]) -> None:
+    """kill -9 of the agent, and so of its worker."""
+    children = psutil.Process(member.pid).children(recursive=True)
+    member.kill()
+    member.wait(10)
+    psutil.wait_procs(children, 10)
 
 
 def workers(store: JobStore) -> list[WorkerFacts]:
     return [each for each in store.facts("j").workers if each.report.get("consuming")]
 
 
+def at_work(store: JobStore) -> dict[str, str]:
+    """Worker that is heard of -> its incarnation."""
+    facts = store.facts("j")
+    return {each.name: each.incarnation for each in workers(store) if is_live(facts, each)}
+
+
+def are_at_work(store: JobStore, *names: str) -> dict[str, str]:
+    wait_until(lambda: set(at_work(store)) == set(names), f"{', '.join(names)} are at work", 60.0)
+    return at_work(store)
+
+
+def owners(store: JobStore) -> set[str]:
+    return {part.owner for part in store.facts("j").partitions}
+
+
 @pytest.fixture
-def store(site: Site, redis_url: str) -> JobStore:
-    site.write(FLOW)
-    store = JobStore(Scripts(connect(redis_url)))
-    graph = load_graph(str(site.root / "work/flow.py"))
-    store.create("j", compile_plan(graph, 1, Limits()))
-    return store
+def scripts(redis_url: str) -> Iterator[Scripts]:
+    with connect(redis_url) as client:
+        yield Scripts(client)
+
+
+@pytest.fixture
+def register(site: Site, scripts: Scripts) -> Iterator[Callable[..., JobStore]]:
+    """Registers the job `j`, of which a file is written; it goes with the test."""
+    store = JobStore(scripts)
+
+    def create(text: str = FLOW, partitions: int = 1) -> JobStore:
+        site.write(text)
+        store.create("j", compile_plan(load_graph(str(site.root / "work/flow.py")), partitions, Limits()))
+        return store
+
+    yield create
+    store.erase("j")
+
+
+@pytest.fixture
+def store(register: Callable[..., JobStore]) -> JobStore:
+    return register()
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
@@ -75,7 +136,6 @@ def test_a_member_that_is_asked_to_end_ends_its_workers_in_good_order(
     assert member.wait(30) == 0, (site.kept_logs / "member.log").read_text()
     assert [each.report["stopping"] for each in store.facts("j").workers] == [True]
     site.assert_clean("flow.py")
-    store.erase("j")
 
 
 @pytest.mark.usefixtures("store")
@@ -88,3 +148,59 @@ def test_what_spark_leaves_that_is_killed_goes_with_its_node(site: Site, redis_u
 
     assert member.wait(30) == 0, (site.kept_logs / "member.log").read_text()
     site.assert_clean("flow.py")
+
+
+# giving away
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_member_that_is_asked_to_end_gives_its_partitions_away_and_is_shown_as_stopped(
+    site: Site, redis_url: str, scripts: Scripts, register: Callable[..., JobStore], number: signal.Signals
+) -> None:
+    store = register(partitions=6)
+    leader = site.start_leader(redis_url, "leader")
+    stays, goes = (start(site, redis_url, name, CELERIAC_WORKER=name) for name in ("stays", "goes"))
+    are_at_work(store, "stays", "goes")
+    wait_until(lambda: owners(store) == {"stays", "goes"}, "both have partitions", 60.0)
+
+    goes.send_signal(number)
+
+    assert goes.wait(30) == 0, said(site, "goes")
+    facts = store.facts("j")
+    assert owners(store) == {"stays"}
+    moves = [moved for moved in MovingStore(scripts, "j").moves() if moved.before == "goes"]
+    assert {moved.how for moved in moves} == {"collected"}
+    assert "their worker is to end" in {moved.why for moved in moves}
+    assert {row.name: row.state for row in node_rows(facts)} == {"stays": "working", "goes": "stopped"}
+    assert "all its partitions were given away" in said(site, "goes")
+    for process in (stays, leader):
+        process.terminate()
+        assert process.wait(30) == 0
+    assert "nobody else is there to take partitions 0.0, 0.1, 0.2, 0.3, 0.4, 0.5: what is in Redis waits" in said(
+        site, "stays"
+    )
+
+
+def test_a_second_signal_ends_a_member_at_once_that_waits_for_a_record_to_be_given_away(
+    site: Site, redis_url: str, register: Callable[..., JobStore]
+) -> None:
+    store = register(HELD)
+    leader = site.start_leader(redis_url, "leader")
+    goes = start(site, redis_url, "goes", CELERIAC_WORKER="goes")
+    wait_until(lambda: owners(store) == {"goes"}, "it owns the partition", 60.0)
+    other = start(site, redis_url, "other", CELERIAC_WORKER="other")
+    are_at_work(store, "goes", "other")
+    with closing(FeedAddress(redis_url, "j", "in").open()) as feed:
+        feed.lane("lane").append(1, Batch([1]))
+    wait_until(lambda: "running" in json.dumps([each.report for each in workers(store)]), "it has a record in hand")
+
+    goes.terminate()
+    wait_until(lambda: "gives away partition 0.0" in said(site, "goes"), "it says what it gives away")
+    goes.terminate()
+
+    assert goes.wait(30) == 0, said(site, "goes")
+    assert "asked again: it ends at once" in said(site, "goes")
+    assert "has left job=j (killed)" in said(site, "goes")
+    kill(other)
+    leader.terminate()
+    assert leader.wait(30) == 0
