@@ -19,6 +19,7 @@ from pipeline.errors import DecodingError, EnvironmentFault, PipelineError, Stor
 from stages.supervision import (
     GRACE_SECONDS,
     HEALTHY_SECONDS,
+    REPLACED,
     SILENT_SECONDS,
     WORKER,
     AgentCounts,
@@ -237,6 +238,10 @@ class Agent:
         if child.is_retired:
             child.state = ChildState.DONE
             logger.info("retired role=%s child=%s code=%d", child.spec.role, child.spec.name, exit_code)
+            return
+        if exit_code == REPLACED and child.spec.yields:
+            child.state = ChildState.DONE
+            logger.error("left to another process of its name role=%s child=%s", child.spec.role, child.spec.name)
             return
         if was_asked:  # by the agent, to start it anew: that says nothing about the health of the child
             decision = decide_restart(True, exit_code, math.inf, 0)

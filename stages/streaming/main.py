@@ -40,6 +40,7 @@ from stages.serving import UNHANDLED
 from stages.streaming.member import StreamMember
 from stages.streaming.starting import INTERVAL_VARIABLE, MASTER_VARIABLE
 from stages.streaming.task import TaskSettings
+from stages.supervision import REPLACED
 
 TASK_SECONDS: Final = 0.8
 """A task ends its slice after this: an owner that is asked for a partition has a second to give it away."""
@@ -138,7 +139,8 @@ class StreamWorker:
             self.member.on_batch_end = lambda: self._say(speaking)
             self._is_consuming = True
             pulse.start()
-            return self._follow(query)
+            code = self._follow(query)
+            return REPLACED if pulse.is_replaced else code
         finally:
             query.stop()
             if self._is_consuming and self._stop.is_set():

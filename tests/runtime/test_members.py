@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from pipeline.settings import Limits
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.moving import MovingStore
+from pipeline.store.ownership import Ownership
 from pipeline.store.scripts import Scripts
 from pipeline.store.senders import FeedAddress
 from tests.e2e.chaos import Site, wait_until
@@ -204,3 +206,85 @@ def test_a_second_signal_ends_a_member_at_once_that_waits_for_a_record_to_be_giv
     kill(other)
     leader.terminate()
     assert leader.wait(30) == 0
+
+
+# names
+
+
+def test_members_without_a_name_take_that_of_the_host_with_a_number_and_leave_each_other_in_peace(
+    site: Site, redis_url: str, store: JobStore
+) -> None:
+    host = socket.gethostname()
+    members = [start(site, redis_url, f"m{number}", CELERIAC_WORKER="") for number in range(3)]  # all at once
+
+    names = are_at_work(store, host, f"{host}-2", f"{host}-3")
+
+    last = start(site, redis_url, "last", CELERIAC_WORKER="")
+    assert names.items() <= are_at_work(store, *names, f"{host}-4").items()
+    assert f"another process has the name {host}: this one is called {host}-4" in said(site, "last")
+    for member in (*members, last):
+        member.terminate()
+    assert [member.wait(30) for member in (*members, last)] == [0] * 4
+
+
+def test_a_name_that_is_at_work_is_refused_to_another_process(site: Site, redis_url: str, store: JobStore) -> None:
+    first = start(site, redis_url, "first")
+    before = are_at_work(store, "w")
+
+    second = start(site, redis_url, "second")
+
+    assert second.wait(30) == 3, said(site, "second")
+    assert "error: job 'j' has a worker 'w' already, which is at work" in said(site, "second")
+    assert "hint: give each process a CELERIAC_WORKER, or a CELERIAC_NODE, of its own" in said(site, "second")
+    assert at_work(store) == before
+    first.terminate()
+    assert first.wait(30) == 0
+
+
+@pytest.mark.parametrize("name", ["w", ""], ids=["given", "of the host"])
+def test_a_member_that_was_killed_comes_back_under_its_name(
+    site: Site, redis_url: str, store: JobStore, name: str
+) -> None:
+    killed = start(site, redis_url, CELERIAC_WORKER=name)
+    shown = name or socket.gethostname()
+    before = are_at_work(store, shown)
+    kill(killed)
+
+    back = start(site, redis_url, CELERIAC_WORKER=name)
+
+    wait_until(lambda: at_work(store).get(shown, before[shown]) != before[shown], "it is at work again", 60.0)
+    assert set(at_work(store)) == {shown}
+    back.terminate()
+    assert back.wait(30) == 0
+
+
+def test_a_member_in_whose_place_another_process_has_come_ends_and_does_not_fight_for_its_name(
+    site: Site, redis_url: str, scripts: Scripts, store: JobStore
+) -> None:
+    member = start(site, redis_url)
+    are_at_work(store, "w")
+
+    newer = Ownership(scripts, "j", "w", "9-newer")
+    assert newer.heartbeat("{}") is not None
+
+    assert member.wait(30) == 3, said(site)
+    assert "a newer incarnation of worker w runs: this one ends" in said(site)
+    assert "error: job 'j' has a worker 'w' already, which is at work" in said(site)
+    assert [each.incarnation for each in store.facts("j").workers] == ["9-newer"]
+
+
+def test_a_member_without_a_name_takes_the_next_number_when_another_process_has_come_in_its_place(
+    site: Site, redis_url: str, scripts: Scripts, store: JobStore
+) -> None:
+    host = socket.gethostname()
+    member = start(site, redis_url, CELERIAC_WORKER="")
+    are_at_work(store, host)
+    newer = Ownership(scripts, "j", host, "9-newer")
+
+    def is_beside() -> bool:
+        assert newer.heartbeat(json.dumps({"consuming": True})) is not None
+        return set(at_work(store)) == {host, f"{host}-2"}
+
+    wait_until(is_beside, "it works under the next name", 60.0)
+    member.terminate()
+    assert member.wait(30) == 0
