@@ -30,11 +30,6 @@ def is_live(worker: WorkerFacts, lease_seconds: float) -> bool:
     return worker.age_seconds < lease_seconds and not worker.is_reported_dead
 
 
-def is_stopping(worker: WorkerFacts) -> bool:
-    """True when it says that it ends in good order: all that it took is committed."""
-    return worker.report.get("stopping") is True
-
-
 def hands(worker: WorkerFacts) -> list[Hand]:
     """Records in hand; what cannot be read is left out, since a report may come from a newer version."""
     reported = worker.report.get("hand")

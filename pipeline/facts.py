@@ -90,6 +90,12 @@ class JobRecord:
         return f"{self.made_at_ms}.{self.generation}"
 
     @property
+    def is_drained(self) -> bool:
+        """Whether a drain has ended its input, or is about to."""
+        worked = [change.state for change in self.history if change.state in WORKING]
+        return worked[-1:] == [JobState.DRAINING]
+
+    @property
     def scaled(self) -> dict[str, Scaled]:
         """Pool -> how it is scaled; those with a fixed number of workers are not there."""
         if self.scaling is None:
@@ -199,6 +205,11 @@ class WorkerFacts:
         """The pool that it belongs to."""
         pool = self.report.get("pool")
         return pool if isinstance(pool, str) and pool else POOL
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it says that it ends in good order: all that it took is committed."""
+        return self.report.get("stopping") is True
 
     @property
     def is_sized(self) -> bool:

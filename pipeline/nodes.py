@@ -19,7 +19,7 @@ NO_NAME: Final = "use letters, digits, '-', '_' and '.', at most 80"
 class NodeRow:
     """One node. workers, live: those it has, and those heard of within the lease. busy: a live worker's mean share.
 
-    pools: those of its workers.
+    is_stopped: all of them have said that they end. pools: those of its workers.
     """
 
     name: str
@@ -29,12 +29,15 @@ class NodeRow:
     busy: float
     is_drained: bool
     pools: tuple[str, ...] = ()
+    is_stopped: bool = False
 
     @property
     def state(self) -> str:
         if self.is_drained:
             return "draining" if self.partitions else "drained"
-        return "working" if self.live else "silent"
+        if self.live:
+            return "working"
+        return "stopped" if self.is_stopped else "silent"
 
 
 def node_rows(facts: JobFacts) -> list[NodeRow]:
@@ -53,7 +56,9 @@ def _row(facts: JobFacts, name: str) -> NodeRow:
     live = [worker for worker in workers if is_live(facts, worker)]
     busy = sum(busy_share(worker) for worker in live) / len(live) if live else 0.0
     pools = tuple(sorted({worker.pool for worker in workers}))
-    return NodeRow(name, len(workers), len(live), len(owned_by(facts, name)), busy, name in facts.drained, pools)
+    stopped = bool(workers) and all(worker.is_stopping for worker in workers)
+    owned = len(owned_by(facts, name))
+    return NodeRow(name, len(workers), len(live), owned, busy, name in facts.drained, pools, stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,9 @@ def owned_by(facts: JobFacts, node: str) -> list[PartitionFacts]:
 
 
 def is_live(facts: JobFacts, worker: WorkerFacts) -> bool:
-    """True when it was heard of within the lease, and nobody saw it end."""
-    return worker.age_seconds < facts.record.plan.limits.lease_seconds and not worker.is_reported_dead
+    """True when it was heard of within the lease, has not said that it ends, and nobody saw it end."""
+    is_heard = worker.age_seconds < facts.record.plan.limits.lease_seconds
+    return is_heard and not (worker.is_reported_dead or worker.is_stopping)
 
 
 def is_in_use(facts: JobFacts, node: str) -> bool:
@@ -126,15 +132,19 @@ def is_in_use(facts: JobFacts, node: str) -> bool:
 
 def able_nodes(facts: JobFacts, pool: str | None = None) -> set[str]:
     """The nodes with workers, of the pool if one is named, that may be given partitions."""
-    return {
-        worker.node
+    return {worker.node for worker in able_workers(facts, pool)}
+
+
+def able_workers(facts: JobFacts, pool: str | None = None) -> list[WorkerFacts]:
+    """The workers, of the pool if one is named, that may be given partitions."""
+    return [
+        worker
         for worker in facts.workers
         if is_live(facts, worker)
         and pool in (None, worker.pool)
         and not worker.is_leaving
-        and worker.report.get("stopping") is not True
         and worker.node not in facts.drained
-    }
+    ]
 
 
 def busy_share(worker: WorkerFacts) -> float:

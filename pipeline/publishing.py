@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from pipeline.facts import JobRecord
 from pipeline.graph import Graph
 from pipeline.plan import Plan, SinkPlan
@@ -11,6 +14,8 @@ from pipeline.sinks.publisher import Published, check_target, discard, publish
 from pipeline.sinks.staging import StagedFacts
 from pipeline.sources.snapshots import owner_of, remove_copies
 from pipeline.store.jobs import JobStore
+
+NOTHING_CAME: Final = "drained before anything came to its files: what is there stays"
 
 
 def file_sinks(plan: Plan) -> list[SinkPlan]:
@@ -39,22 +44,33 @@ def check_effects(graph: Graph, plan: Plan) -> None:
 def publish_job(store: JobStore, record: JobRecord) -> list[Published]:
     """Publishes every file sink, in the order of `file_sinks`; may be repeated, also after a crash.
 
-    Only for a job in state publishing: its workers commit no more. Each folder appears whole; when one cannot
-    be published, those before it stay. Raises SinkError, EnvironmentFault, DecodingError, StoreError.
+    None of them for a job that was drained before a record came to any: it must not replace an earlier result by an
+    empty one. Only for a job in state publishing: its workers commit no more. Each folder appears whole; when one
+    cannot be published, those before it stay. Raises SinkError, EnvironmentFault, DecodingError, StoreError.
     """
-    staged = store.staged_files(record.job)
-    totals = store.log_totals(record)
+    sinks, totals = file_sinks(record.plan), store.log_totals(record)
+    raw = store.staged_files(record.job)
+    staged = {sink.name: [StagedFacts.decode(facts) for facts in raw.get(sink.name, [])] for sink in sinks}
+    parts = {sink.name: totals.get(f"r:{sink.name}", 0) for sink in sinks}
+    records = sum(parts.values()) + sum(fact.records for facts in staged.values() for fact in facts)
+    if record.is_drained and not records:
+        return []
     return [
         publish(
             sink,
             record.job,
-            [StagedFacts.decode(facts) for facts in staged.get(sink.name, [])],
+            staged[sink.name],
             pipeline=record.plan.pipeline,
             run=record.run,
-            published=totals.get(f"r:{sink.name}", 0),
+            published=parts[sink.name],
         )
-        for sink in file_sinks(record.plan)
+        for sink in sinks
     ]
+
+
+def reason_to_finish(plan: Plan, published: Sequence[Published]) -> str:
+    """With which the job is finished after `publish_job`: why its file sinks have no results, if so."""
+    return NOTHING_CAME if file_sinks(plan) and not published else ""
 
 
 def discard_job(record: JobRecord) -> None:

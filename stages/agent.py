@@ -19,6 +19,7 @@ from pipeline.errors import DecodingError, EnvironmentFault, PipelineError, Stor
 from stages.supervision import (
     GRACE_SECONDS,
     HEALTHY_SECONDS,
+    REPLACED,
     SILENT_SECONDS,
     WORKER,
     AgentCounts,
@@ -165,8 +166,9 @@ class Agent:
             self._ask_again(now)
         return counts
 
-    def stop(self, deadline_seconds: float) -> tuple[str, ...]:
-        """End all children: SIGTERM to each, wait, SIGKILL at the deadline. Returns the names of the killed.
+    def stop(self, deadline_seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> tuple[str, ...]:
+        """End all children: SIGTERM to each, wait, SIGKILL at the deadline, or as soon as it is hurried. Returns the
+        names of the killed.
 
         Nothing is restarted and no death is reported; a child that was done stays as it was.
         """
@@ -177,7 +179,7 @@ class Agent:
                 child.state = ChildState.DONE
             child.is_retired = True
             child.ask_to_end(deadline)
-        self._await_end(children, deadline)
+        self._await_end(children, deadline, is_hurried)
         late = [child for child in children if child.has_process]
         for child in late:
             self._kill(child)
@@ -236,6 +238,10 @@ class Agent:
         if child.is_retired:
             child.state = ChildState.DONE
             logger.info("retired role=%s child=%s code=%d", child.spec.role, child.spec.name, exit_code)
+            return
+        if exit_code == REPLACED and child.spec.yields:
+            child.state = ChildState.DONE
+            logger.error("left to another process of its name role=%s child=%s", child.spec.role, child.spec.name)
             return
         if was_asked:  # by the agent, to start it anew: that says nothing about the health of the child
             decision = decide_restart(True, exit_code, math.inf, 0)
@@ -368,13 +374,15 @@ class Agent:
         """Until a child dies, or this long."""
         self._poll.poll(seconds * 1000)
 
-    def _await_end(self, children: list[Child], deadline: float) -> None:
+    def _await_end(
+        self, children: list[Child], deadline: float, is_hurried: Callable[[], bool] = lambda: False
+    ) -> None:
         while any(child.has_process for child in children):
             for child in children:
                 if child.has_exited():
                     self._bury(child, self._clock())
             remaining = deadline - self._clock()
-            if remaining <= 0:
+            if remaining <= 0 or is_hurried():
                 return
             if any(child.has_process for child in children):
                 self._wait(min(remaining, ROUND_SECONDS))

@@ -9,10 +9,11 @@ import sys
 
 from pipeline.errors import CeleriacError
 from stages.app import WorkerSettings, make_app
+from stages.supervision import REPLACED
 
 
 def main() -> int:
-    """Runs until SIGTERM; the exit code of Celery's worker, or 3 when it cannot start."""
+    """Runs until SIGTERM; the exit code of Celery's worker, 3 when it cannot start, REPLACED when it was refused."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("celery").setLevel(logging.WARNING)
     try:
@@ -26,7 +27,7 @@ def main() -> int:
     # Not by Celery's command, which imports all of its others, and Flower, before it starts one.
     worker = app.Worker(hostname=node, pool="solo", loglevel=logging.WARNING, without_gossip=True, without_mingle=True)
     worker.start()
-    return worker.exitcode or 0
+    return REPLACED if app.celeriac_worker.is_replaced else worker.exitcode or 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,19 +35,21 @@ from pipeline.errors import (
     UnknownJob,
 )
 from pipeline.lifecycle import WORKING, JobState
-from pipeline.nodes import NO_NAME, NODE_NAME, owned_by
+from pipeline.nodes import NO_NAME, NODE_NAME
 from pipeline.pools import POOL
 from pipeline.redis_addresses import NETWORK_VARIABLE, check_one_server, in_order, parse_networks
-from pipeline.store.agents import AgentLink
+from pipeline.store.agents import AgentLink, incarnations
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
 from pipeline.store.losses import unknown_job
-from pipeline.store.moving import MovingStore
 from pipeline.store.scripts import Scripts
 from pipeline.validation import NAME as POOL_NAME
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.asked import Asked
 from stages.bursting import Bursting
+from stages.giving import GivingAway, Leaving
+from stages.naming import free_number, in_use
 from stages.nursery import forking
 from stages.publishing import ResultPublisher
 from stages.rolling import Rolling
@@ -100,6 +102,8 @@ class MemberSettings:
     """The master of Spark for the bursts that the autoscaler decides; None to begin none."""
     temporary: str = ""
     """For the temporary files of its processes; nothing for the place that the system has for them."""
+    is_fixed: bool = True
+    """Its names were given; else they are those of the host, with a number where another process has them."""
 
     @property
     def workers(self) -> list[str]:
@@ -108,6 +112,13 @@ class MemberSettings:
         if self.spark is not None:
             return [f"{self.node}.{STREAM_WORKER}"]
         return [f"{self.node}.w{number}" for number in range(self.processes)]
+
+    def numbered(self, number: int) -> MemberSettings:
+        """The same for the process of that number, from 1, of those that would have one name."""
+        if number == 1:
+            return self
+        node = f"{self.node}-{number}" if self.node == self.worker or not self.worker else self.node
+        return replace(self, worker=self.worker and f"{self.worker}-{number}", node=node)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> MemberSettings:
@@ -120,6 +131,7 @@ class MemberSettings:
         is_once = environment.get("CELERIAC_ONCE") == "1"
         node = environment.get("CELERIAC_NODE") or environment.get("CELERIAC_WORKER") or socket.gethostname()
         is_named = "CELERIAC_PROCESSES" not in environment
+        given = environment.get("CELERIAC_WORKER") or ("" if is_named else environment.get("CELERIAC_NODE"))
         worker = (environment.get("CELERIAC_WORKER") or socket.gethostname()) if is_named else ""
         if worker and not _NAME.match(worker):
             raise EnvironmentFault(
@@ -139,7 +151,7 @@ class MemberSettings:
         master = environment.get(MASTER_VARIABLE, "")
         spark = master if environment.get(ENGINE_VARIABLE) == "spark" else None
         bursts = master if environment.get(BURSTS_VARIABLE) == "1" else None
-        return cls(url, job, target, worker, node, processes, pool, is_once, spark, bursts)
+        return cls(url, job, target, worker, node, processes, pool, is_once, spark, bursts, is_fixed=bool(given))
 
 
 class JobWatch:
@@ -181,21 +193,24 @@ class JobWatch:
         self._told = kind
 
 
-def run_member(settings: MemberSettings, stop: threading.Event, starter: Starter) -> None:
-    """Serves the job whenever it works, until `stop`, or until it is to leave. Raises StoreError, EnvironmentFault."""
+def run_member(settings: MemberSettings, asked: Asked, starter: Starter) -> None:
+    """Serves the job whenever it works, until it is asked to stop, or until it is to leave.
+
+    Raises JobStateError when another process has a name that was given, StoreError, EnvironmentFault.
+    """
     watch = JobWatch(JobStore(_scripts(settings)), settings.job)
     link = AgentLink(_scripts(settings), settings.job)
     publisher = ResultPublisher(JobStore(_scripts(settings)), JobStore(_scripts(settings)), settings.job)
     _log.info("node=%s workers=%s waits for job=%s", settings.node, " ".join(settings.workers), settings.job)
     has_served = False
-    while not stop.is_set():
+    while not asked.stop.is_set():
         if watch.works():
             has_served = True
-            if _serve(settings, watch, link, stop, starter):
+            if _serve(settings, watch, link, asked, starter):
                 return
         elif not (watch.is_publishing and _publish(publisher)) and settings.is_once and has_served:
             return
-        stop.wait(LOOK_SECONDS)
+        asked.stop.wait(LOOK_SECONDS)
 
 
 def _publish(publisher: ResultPublisher) -> bool:
@@ -210,32 +225,36 @@ def _publish(publisher: ResultPublisher) -> bool:
     return True
 
 
-def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: threading.Event, starter: Starter) -> bool:
+def _serve(base: MemberSettings, watch: JobWatch, link: AgentLink, asked: Asked, starter: Starter) -> bool:
     """Keeps workers running until the job works no more, or the node is to leave: then True.
 
     The agent belongs to this thread, the watch to another.
     """
     try:
-        rollout, earlier = link.rollout(), link.incarnations()
-        specs = [
-            worker_spec(settings, name, earlier.get(name, 0), wanted_for(rollout, name)) for name in settings.workers
-        ]
-        agent = Agent(specs, link, starter=starter)
+        settings, agent = _agent(base, link, asked, starter)
     except (StoreUnavailable, UnknownJob):
         return False  # it is tried again at the next look
     except (ForeignData, DecodingError) as error:
-        _log.error("job=%s cannot be served: %s", settings.job, error)
-        stop.wait(_FOREIGN_SECONDS)
+        _log.error("job=%s cannot be served: %s", base.job, error)
+        asked.stop.wait(_FOREIGN_SECONDS)
         return False
+    if asked.stop.is_set():
+        return False  # a name was waited for
     over = threading.Event()
-    leaving = Leaving(_scripts(settings), settings)
+    leaving = Leaving(_scripts(settings), settings.job, settings.node)
     rolling = Rolling(
         agent,
         AgentLink(_scripts(settings), settings.job),
         lambda name, wanted: worker_spec(settings, name, 0, wanted),
     )
+    scripts = _scripts(settings)
+    giving = GivingAway(agent, AgentLink(scripts, settings.job), JobStore(scripts), settings.job)
+
+    def is_over() -> bool:
+        return any(child.is_replaced for child in agent.children()) or not watch.works() or leaving.look()
+
     threads = [
-        threading.Thread(target=_until_over, args=(watch, leaving, stop, over), name="watch"),
+        threading.Thread(target=_until_over, args=(is_over, giving, asked, over), name="watch"),
         threading.Thread(target=rolling.run, args=(over,), name="rolling"),
     ]
     if settings.bursts is not None:
@@ -253,40 +272,47 @@ def _serve(settings: MemberSettings, watch: JobWatch, link: AgentLink, stop: thr
         agent.run(over)
     finally:
         over.set()
-        killed = agent.stop(STOP_SECONDS)
+        killed = agent.stop(STOP_SECONDS, asked.hurry.is_set)
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
     _log.info("node=%s has left job=%s%s", settings.node, settings.job, " (killed)" if killed else "")
+    replaced = [child.name for child in agent.children() if child.is_replaced]
+    if replaced and base.is_fixed and not asked.stop.is_set():
+        raise in_use(base.job, replaced[0])
     return leaving.is_due
 
 
-def _until_over(watch: JobWatch, leaving: Leaving, stop: threading.Event, over: threading.Event) -> None:
+def _agent(base: MemberSettings, link: AgentLink, asked: Asked, starter: Starter) -> tuple[MemberSettings, Agent]:
+    """The agent, with nothing started, and under which names it is. Raises JobStateError when they are taken,
+    StoreError, DecodingError.
+    """
+    jobs = JobStore(_scripts(base))
+    # One look for names and incarnations: of two that see a name free the first is heard, and the other one refused.
+    number, facts = free_number(
+        lambda: jobs.facts(base.job),
+        lambda number: base.numbered(number).workers,
+        asked.stop.wait,
+        is_fixed=base.is_fixed,
+    )
+    settings = base.numbered(number)
+    if settings is not base:
+        _log.warning("another process has the name %s: this one is called %s", base.node, settings.node)
+    rollout, earlier = link.rollout(), incarnations(facts)
+    specs = [worker_spec(settings, name, earlier.get(name, 0), wanted_for(rollout, name)) for name in settings.workers]
+    return settings, Agent(specs, link, starter=starter)
+
+
+def _until_over(is_over: Callable[[], bool], giving: GivingAway, asked: Asked, over: threading.Event) -> None:
+    """Who is asked to stop gives away first, with its workers at work."""
     try:
-        while not over.is_set() and not stop.wait(LOOK_SECONDS) and watch.works() and not leaving.look():
-            pass
+        while not over.is_set() and not asked.stop.wait(LOOK_SECONDS):
+            if is_over():
+                return
+        if not over.is_set():
+            giving.run(asked.hurry)
     finally:
         over.set()
-
-
-class Leaving:
-    """Says when the node was drained to be stopped, and its workers own nothing any more."""
-
-    def __init__(self, scripts: Scripts, settings: MemberSettings) -> None:
-        self._moving = MovingStore(scripts, settings.job)
-        self._jobs = JobStore(scripts)
-        self._settings = settings
-        self.is_due = False
-
-    def look(self) -> bool:
-        """False also when Redis is away."""
-        try:
-            if self._moving.is_to_stop(self._settings.node):
-                facts = self._jobs.facts(self._settings.job)
-                self.is_due = not owned_by(facts, self._settings.node)
-        except (StoreError, DecodingError) as error:
-            _log.warning("job=%s: whether the node is to leave cannot be read: %s", self._settings.job, error)
-        return self.is_due
 
 
 def _count(text: str) -> int:
@@ -313,7 +339,7 @@ def worker_spec(settings: MemberSettings, name: str, earlier: int, wanted: Wante
     if settings.spark is not None:
         program = STREAM_PROGRAM
         variables |= stream_variables(settings.spark, 0.0)
-    return ChildSpec(name, program, variables, WORKER, True, _OUTPUT, earlier, version)
+    return ChildSpec(name, program, variables, WORKER, True, _OUTPUT, earlier, version, yields=True)
 
 
 def _scripts(settings: MemberSettings) -> Scripts:
@@ -337,22 +363,24 @@ def _scratch(settings: MemberSettings) -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs until SIGTERM, SIGINT or SIGHUP, of which the last may be ignored (nohup); 3 when it cannot start."""
-    stop = threading.Event()
-    # First of all: the imports of `forking` take a while.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop.set())
+    """Runs until SIGTERM, SIGINT or SIGHUP, of which the last may be ignored (nohup).
+
+    0 then; 3 when it cannot start, or another process has the name that it was given.
+    """
+    asked = Asked()
+    # First of all: the imports of `forking` take a while. A thread must not be there before it.
+    asked.listen(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     with forking() as starter:
-        return _main(stop, starter)
+        asked.start()
+        return _main(asked, starter)
 
 
-def _main(stop: threading.Event, starter: Starter) -> int:
+def _main(asked: Asked, starter: Starter) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = MemberSettings.from_environment(os.environ)
         with _scratch(settings) as temporary:
-            run_member(replace(settings, temporary=temporary), stop, starter)
+            run_member(replace(settings, temporary=temporary), asked, starter)
     except CeleriacError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return _NOT_STARTED

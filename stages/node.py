@@ -30,6 +30,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
+from stages.asked import Asked
 from stages.bursting import Bursting
 from stages.nursery import forking
 from stages.rolling import Rolling
@@ -66,16 +67,16 @@ def main() -> int:
 
 def _main(starter: Starter) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    asked = Asked()
+    asked.listen(signal.SIGTERM, signal.SIGINT)
+    asked.start()
     try:
         try:
             settings = NodeSettings.decode(sys.stdin.buffer.read())
         except DecodingError as error:
             _log.error("%s", error)
             return _FAULTY_SETTINGS
-        return run_node(settings, stop, starter)
+        return run_node(settings, asked.stop, starter)
     except CeleriacError as error:
         _log.error("%s (%s)", error, error.hint)
         return _NOT_STARTED

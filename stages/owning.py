@@ -83,6 +83,7 @@ class Owning(bootsteps.StartStopStep):
     def shutdown(self, parent: Any) -> None:
         if self._pulse is not None:
             self._pulse.stop()
+            self._worker.is_replaced = self._pulse.is_replaced
         self._worker.close()
 
     def _report(self) -> dict[str, Any]:

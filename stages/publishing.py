@@ -12,7 +12,7 @@ from typing import Final
 from pipeline.errors import EnvironmentFault, JobStateError, SinkError, StoreError
 from pipeline.facts import JobRecord
 from pipeline.lifecycle import JobState
-from pipeline.publishing import discard_job, publish_job
+from pipeline.publishing import discard_job, publish_job, reason_to_finish
 from pipeline.store.jobs import JobStore
 
 CLAIM_SECONDS: Final = 5.0
@@ -58,12 +58,14 @@ class ResultPublisher:
                 return True
             if self._is_left_to_another(claim):
                 return False
-            self.store.transition(self.job, JobState.FINISHED)
+            reason = reason_to_finish(record.plan, published)
+            self.store.transition(self.job, JobState.FINISHED, reason)
         except JobStateError as error:
             _log.warning("job=%s was ended by somebody else while it was published: %s", self.job, error)
             return False
         discard_job(record)
-        _log.info("job=%s is published and finished: %s", self.job, ", ".join(str(each.path) for each in published))
+        what = reason or ", ".join(str(each.path) for each in published)
+        _log.info("job=%s is published and finished: %s", self.job, what)
         return True
 
     def _is_left_to_another(self, claim: str) -> bool:

@@ -44,6 +44,8 @@ class Pulse(threading.Thread):
         self._compare = compare
         self._server = ""
         self._stopping = threading.Event()
+        self.is_replaced = False
+        """Whether a newer incarnation has its name."""
 
     def run(self) -> None:
         last = "0-0"
@@ -52,6 +54,7 @@ class Pulse(threading.Thread):
             try:
                 self._meet()
                 if not self._beat():
+                    self.is_replaced = True
                     self._on_end()
                     return
                 last = self._listen(last)
@@ -67,6 +70,8 @@ class Pulse(threading.Thread):
         """Says goodbye, so that the leader need not wait, and ends the thread. Blocks for a moment."""
         self._stopping.set()
         self.join(timeout=5.0)
+        if self.is_replaced:
+            return
         try:
             self._beat(stopping=True)
         except StoreError as error:

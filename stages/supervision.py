@@ -28,6 +28,9 @@ WORKER = "worker"
 PYTHON = (sys.executable, "-P", "-m")  # no module of the current folder may shadow ours
 INCARNATION_VARIABLE = "CELERIAC_INCARNATION"
 
+REPLACED = 72
+"""The exit code of a worker in whose place another process of its name has come."""
+
 HEALTHY_SECONDS = 10.0  # a child that lived longer did not die of its start
 CRASH_LOOP_DEATHS = 5
 FIRST_DELAY_SECONDS = 0.1
@@ -48,6 +51,7 @@ class ChildSpec:
     """One process to keep. `env` is laid over the agent's own environment, `log` takes stdout and stderr.
 
     With `restart` it is started again however it ends; without, only when it ends with another code than 0.
+    With `yields` it is not when it was replaced by a process of the same name that this agent has not started.
     `earlier` is how many incarnations there were before this agent: of two with one name the higher number stays.
     `version` is the one of the pipeline that was wanted of it, as `Wanted.encode` says it.
     """
@@ -60,6 +64,7 @@ class ChildSpec:
     log: Path
     earlier: int = 0
     version: str = ""
+    yields: bool = False
 
     @property
     def module(self) -> str:
@@ -133,6 +138,11 @@ class ChildStatus:
     exit_code: int | None
     is_crash_looping: bool
     version: str = ""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it was left to another process of its name."""
+        return self.state is ChildState.DONE and self.exit_code == REPLACED
 
 
 @dataclass(frozen=True, slots=True)

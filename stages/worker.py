@@ -156,6 +156,8 @@ class Worker:
         """The version of the pipeline that it runs; nothing where nobody says."""
         self.is_outdated = False
         """The job was promoted to another version: it does no work any more, and its agent starts it anew."""
+        self.is_replaced = False
+        """Another process has come in its place, under its name: it was refused, and ends."""
 
     @property
     def places(self) -> list[Place]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from leader.duties.balance import WARM_UP_MS, evening
 from leader.duties.outlook import Outlook
-from leader.roster import hands, identity, is_live, is_stopping, stuck_hands
+from leader.roster import hands, identity, is_live, stuck_hands
 from pipeline.bursts import burst_under_way, is_burst_pool
 from pipeline.facts import Aim, JobFacts, PartitionFacts, WorkerFacts
 
@@ -113,7 +113,7 @@ class _Scene:
         self.able = {
             name: one
             for name, one in self.live.items()
-            if name not in self.stuck and not is_stopping(one) and not one.is_leaving and one.node not in facts.drained
+            if name not in self.stuck and not one.is_stopping and not one.is_leaving and one.node not in facts.drained
         }
         self._of_pool: dict[str, dict[str, WorkerFacts]] = {}
         for name, one in self.able.items():

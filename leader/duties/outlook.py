@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leader.duties.balance import is_uneven
-from leader.roster import Identity, identity, is_stopping
+from leader.roster import Identity, identity
 from pipeline.facts import JobFacts
 
 
@@ -41,7 +41,7 @@ class Outlook:
         return Outlook(
             owned_at_ms=owned_at_ms | dict.fromkeys(owners, now_ms),
             stopped=frozenset(who for who in self.stopped if who in known)
-            | {identity(worker) for worker in facts.workers if is_stopping(worker)},
+            | {identity(worker) for worker in facts.workers if worker.is_stopping},
             last_round_ms=now_ms,
             uneven_since_ms=uneven_since_ms if is_uneven(facts) else 0,
             seats=seats,

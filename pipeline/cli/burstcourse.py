@@ -15,7 +15,7 @@ from pipeline.cli.moving import table
 from pipeline.cli.progress import duration
 from pipeline.cli.services import MemberProcess
 from pipeline.errors import StoreUnavailable
-from pipeline.facts import JobFacts, WorkerFacts
+from pipeline.facts import JobFacts
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import is_live, owned_by
 from pipeline.operations import Claim, Phase
@@ -159,7 +159,7 @@ class Course:
     def _watch(self, facts: JobFacts, now: float) -> None:
         mine = [one for one in facts.workers if one.node == self.node]
         self._lives |= {one.incarnation for one in mine}
-        if self.phase is Phase.STARTING and any(_is_at_work(facts, one) for one in mine):
+        if self.phase is Phase.STARTING and any(is_live(facts, one) for one in mine):
             self.say(f"Spark is there after {duration(now - self._began_at)}; partitions go to it")
             self._enter(Phase.BURSTING)
         code = self.member.exit_code()
@@ -232,7 +232,3 @@ class Course:
 
 def _rate(records: int, seconds: float) -> str:
     return f"{records / seconds:,.0f}" if seconds > 0 else "0"
-
-
-def _is_at_work(facts: JobFacts, worker: WorkerFacts) -> bool:
-    return is_live(facts, worker) and worker.report.get("stopping") is not True

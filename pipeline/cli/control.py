@@ -49,7 +49,8 @@ def drain(job: str, redis_url: str, wait_seconds: float) -> Exit:
     facts = until_drained(lambda: store.facts(job), wait_seconds)
     match facts.record.state:
         case JobState.FINISHED:
-            click.echo(f"job {job} is drained, and finished")
+            why = f": {facts.record.reason}" if facts.record.reason else ""
+            click.echo(f"job {job} is drained, and finished{why}")
             return Exit.FINISHED
         case JobState.FAILED | JobState.CANCELLED | JobState.SUSPENDED as state:
             raise JobStateError(f"job {job!r} is {state.value}: {facts.record.reason or 'no reason was given'}")

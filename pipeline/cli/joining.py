@@ -86,7 +86,7 @@ def worker(
     offers_bursts: bool,
     master: str | None,
 ) -> NoReturn:
-    """Join a node to a running job, until the job ends or Ctrl-C.
+    """Join a node to a running job, until the job ends or Ctrl-C, which gives its partitions away.
 
     Its workers are given partitions that others have; each of those pauses for some milliseconds. FILE.py is the job's
     own file. Leader and sources stay where `celeriac run` is. With --engine spark the partitions that it is given are

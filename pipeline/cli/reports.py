@@ -30,7 +30,7 @@ from pipeline.facts import (
 from pipeline.lifecycle import JobState
 from pipeline.nodes import has_pools, node_rows, pool_rows, unserved_stages
 from pipeline.plan import STREAM_FORMATS, SinkPlan
-from pipeline.sinks.places import FILE_FORMATS
+from pipeline.sinks.places import FILE_FORMATS, target_path
 from pipeline.sinks.publisher import Published
 from pipeline.sinks.rotation import rotation_of
 from pipeline.store.letters import DeadLetter
@@ -72,9 +72,12 @@ def result_lines(result: Result) -> list[str]:
     """The summary at the end of a run."""
     facts = result.facts
     how = "drained: the results hold what was read until then" if result.is_drained else "finished"
+    how = facts.record.reason or how  # it has finished, and left its files out
     lines = [f"job {facts.record.job} {how}", f"  read: {counted(records_read(facts), 'record')}"]
     lines += [f"  {sink.name}: {published_words(published)}" for sink, published in result.sinks]
     plans = {sink.name: sink for sink in facts.record.plan.sinks}
+    left = [sink for sink in plans.values() if sink.format in FILE_FORMATS] if not result.sinks else []
+    lines += [f"  {sink.name}: nothing published, {target_path(sink)} is left as it was" for sink in left]
     lines += [f"  {name}: {given_words(plans[name], count)}" for name, count in result.given.items()]
     for name, label in _DROPPED.items():
         total = sum(getattr(partition, name) for partition in facts.partitions)

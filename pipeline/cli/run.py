@@ -44,7 +44,14 @@ from pipeline.losses import LOST, losses_since
 from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_jdbc, find_needs, refuse_frames
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.pools import POOL
-from pipeline.publishing import check_effects, check_targets, discard_job, file_sinks, publish_job
+from pipeline.publishing import (
+    check_effects,
+    check_targets,
+    discard_job,
+    file_sinks,
+    publish_job,
+    reason_to_finish,
+)
 from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
 from pipeline.sinks.effects import EFFECT_FORMATS
@@ -376,7 +383,7 @@ class Run:
     def _finish(self, store: JobStore, published: list[Published]) -> None:
         """Raises JobFailed when somebody has ended the job while it was published."""
         try:
-            store.transition(self.job, JobState.FINISHED)
+            store.transition(self.job, JobState.FINISHED, reason_to_finish(self.plan, published))
         except JobStateError as error:
             state = store.state(self.job)
             if state is not JobState.FINISHED:  # else only the answer to an earlier attempt was lost
@@ -413,7 +420,7 @@ class Run:
         except (StoreError, EnvironmentFault) as error:
             return self._unreported(published, str(error), Exit.ENVIRONMENT)
         total_seconds = time.monotonic() - self.started_at
-        sinks = list(zip(file_sinks(self.plan), published, strict=True))
+        sinks = list(zip(file_sinks(self.plan), published, strict=True)) if published else []
         given = {
             sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
         }
@@ -443,7 +450,7 @@ class Run:
     def _finished_before(self, store: JobStore) -> Exit:
         discard_job(self.record)  # in case whoever published it was killed before
         self.workspace.is_kept = False
-        self.screen.note(f"the job {self.job} is finished already; its results stand")
+        self.screen.note(f"the job {self.job} is finished already; {self.record.reason or 'its results stand'}")
         facts = store.facts(self.job)
         for alarm in facts.alarms:
             self.screen.warn(alarm_line(alarm))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from pipeline.errors import StoreError, StoreUnavailable
+from pipeline.facts import JobFacts
 from pipeline.pools import POOL
 from pipeline.store import keys
 from pipeline.store.connection import translated
@@ -17,6 +18,12 @@ from pipeline.versions import Wanted
 
 _NO_FIELD: Final = "-"
 """A job has no field of that name: to delete it is a write that changes nothing."""
+
+
+def incarnations(facts: JobFacts) -> dict[str, int]:
+    """Worker -> the number of its newest incarnation."""
+    numbers = ((worker.name, worker.incarnation.partition("-")[0]) for worker in facts.workers)
+    return {name: int(number) for name, number in numbers if number.isdecimal()}
 
 
 class AgentLink:
@@ -51,9 +58,7 @@ class AgentLink:
 
     def incarnations(self) -> dict[str, int]:
         """Worker -> the number of its newest incarnation. Raises StoreError, UnknownJob."""
-        workers = self._jobs.facts(self._job).workers
-        numbers = ((worker.name, worker.incarnation.partition("-")[0]) for worker in workers)
-        return {name: int(number) for name, number in numbers if number.isdecimal()}
+        return incarnations(self._jobs.facts(self._job))
 
     def heard_from(self, name: str) -> float | None:
         """Seconds since the worker's last heartbeat by the server's clock.

@@ -33,11 +33,13 @@ from pipeline.store.scripts import Scripts
 from pipeline.store.versions import VersionStore
 from pipeline.versions import check_code
 from stages.app import WorkerSettings
+from stages.asked import Ear
 from stages.pulse import Pulse
 from stages.serving import UNHANDLED
 from stages.streaming.member import StreamMember
 from stages.streaming.starting import INTERVAL_VARIABLE, MASTER_VARIABLE
 from stages.streaming.task import TaskSettings
+from stages.supervision import REPLACED
 
 TASK_SECONDS: Final = 0.8
 """A task ends its slice after this: an owner that is asked for a partition has a second to give it away."""
@@ -102,7 +104,7 @@ class StreamWorker:
         self._compared = ""
 
     def stop(self) -> None:
-        """For a signal."""
+        """Any thread may ask for it."""
         self._stop.set()
         self._wake.set()
 
@@ -136,7 +138,8 @@ class StreamWorker:
             self.member.on_batch_end = lambda: self._say(speaking)
             self._is_consuming = True
             pulse.start()
-            return self._follow(query)
+            code = self._follow(query)
+            return REPLACED if pulse.is_replaced else code
         finally:
             query.stop()
             if self._is_consuming and self._stop.is_set():
@@ -221,8 +224,9 @@ def main() -> int:
         folder = stack.enter_context(OwnFolder.make("celeriac-stream-")).path
         try:
             worker = StreamWorker(StreamSettings.from_environment(os.environ), folder)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: worker.stop())
+            ear = Ear(lambda _: worker.stop())
+            ear.listen(signal.SIGTERM, signal.SIGINT)
+            ear.start()
             return worker.run(open_spark(worker.master))
         except CeleriacError as error:
             print(f"error: {error}\nhint: {error.hint}" if error.hint else f"error: {error}", file=sys.stderr)

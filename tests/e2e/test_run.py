@@ -76,6 +76,20 @@ flow = Pipeline("unreadable")
 flow.source(read.iterable(items), name="well").sink(write.jsonl("out"), name="result")
 """
 
+HELD = """
+import signal
+from pathlib import Path
+from pipeline import Pipeline, read, write
+
+def items():
+    if Path("hold").exists():
+        signal.pause()
+    yield from (1, 2, 3)
+
+flow = Pipeline("held")
+flow.source(read.iterable(items), name="numbers").sink(write.jsonl("out"), name="result")
+"""
+
 
 def wait_until(predicate: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
@@ -255,6 +269,23 @@ def test_the_first_ctrl_c_drains_and_publishes_what_was_read(site: Site) -> None
     # Numbers are read in order, so the groups of the last digit differ by one at most.
     assert max(counts) - min(counts) <= 1
     site.assert_clean("out")
+
+
+def test_a_ctrl_c_before_anything_was_read_leaves_an_earlier_result_and_says_so(site: Site) -> None:
+    site.write(HELD)
+    assert site.run("run", "flow.py", "--workers", "1").returncode == 0
+    (site.folder / "hold").touch()
+    process = site.start("run", "flow.py", "--workers", "1")
+    wait_for_line(process, r"numbers: in 0")
+
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130, errors
+    assert "drained before anything came to its files: what is there stays" in errors
+    assert f"result: nothing published, {site.folder / 'out'} is left as it was" in errors
+    assert sorted(read_rows(site.folder / "out")) == [1, 2, 3]
+    site.assert_clean("out", "hold")
 
 
 @pytest.mark.parametrize("end", [JobState.CANCELLED, JobState.FAILED])

@@ -19,6 +19,7 @@ import pytest
 from pipeline.errors import EnvironmentFault, ForeignData, PipelineError, StoreError, StoreUnavailable
 from stages.agent import Agent
 from stages.supervision import (
+    REPLACED,
     AgentCounts,
     ChildSpec,
     ChildState,
@@ -102,9 +103,9 @@ class Bench:
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def add(self, name: str, code: str, role: str = "worker", restart: bool = True) -> None:
+    def add(self, name: str, code: str, role: str = "worker", restart: bool = True, *, yields: bool = False) -> None:
         argv = (sys.executable, "-S", "-c", code)
-        self.agent.add(ChildSpec(name, argv, {"GREETING": "hello"}, role, restart, self.log(name)))
+        self.agent.add(ChildSpec(name, argv, {"GREETING": "hello"}, role, restart, self.log(name), yields=yields))
 
     def round(self, after_seconds: float = 0.0) -> AgentCounts:
         self.now += after_seconds
@@ -242,6 +243,18 @@ def test_a_killed_worker_is_reported_and_replaced_under_its_name(bench: Bench) -
     assert (after.state, after.exit_code) == (ChildState.RUNNING, -signal.SIGKILL)
     assert after.pid != before.pid
     assert after.incarnation != before.incarnation
+
+
+def test_a_worker_that_was_replaced_by_another_of_its_name_is_left_to_that_where_it_yields(bench: Bench) -> None:
+    bench.add("yields", f"raise SystemExit({REPLACED})", yields=True)
+    bench.add("insists", f"raise SystemExit({REPLACED})")
+    bench.agent.start()
+
+    bench.rounds_until(lambda: bench.child("yields").is_replaced and bench.child("insists").deaths == 1)
+    counts = bench.round(after_seconds=60.0)
+
+    assert (counts.restarts, bench.child("yields").state) == (1, ChildState.DONE)
+    assert [name for name, _ in bench.store.reported] == ["insists"]
 
 
 def test_only_the_death_of_a_worker_is_reported(bench: Bench) -> None:
@@ -532,6 +545,17 @@ def test_stop_asks_first_and_kills_at_the_deadline(tmp_path: Path) -> None:
     assert bench.child("stubborn").exit_code == -signal.SIGKILL
     assert {child.state for child in agent.children()} == {ChildState.DONE}
     assert bench.store.reported == []
+
+
+def test_stop_kills_before_its_deadline_when_it_is_hurried(bench: Bench) -> None:
+    bench.add("stubborn", IGNORES_SIGTERM)
+    bench.agent.start()
+    bench.says("stubborn", "up")
+
+    killed = bench.agent.stop(1e9, lambda: True)
+
+    assert killed == ("stubborn",)
+    assert bench.child("stubborn").exit_code == -signal.SIGKILL
 
 
 def test_stop_does_not_wait_for_the_deadline_when_all_are_gone(tmp_path: Path) -> None:
