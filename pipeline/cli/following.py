@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from pipeline.cli.balances import alarm_line
@@ -50,6 +50,7 @@ class Follower:
     screen: Screen
     interrupts: Interrupts
     file: FileWatch
+    holdups: Holdups
     claim: str = ""
     """By which this run holds the job; said again until its workers are heard of."""
     ready_at: float | None = None
@@ -60,7 +61,6 @@ class Follower:
     _alarms: int = 0
     _claim_at: float = -math.inf
     _memory_at: float = -math.inf
-    _holdups: Holdups = field(default_factory=Holdups)
     _seen: JobFacts | None = None
     _halted_at: float | None = None
 
@@ -182,7 +182,7 @@ class Follower:
         if changed := self.file.changed():
             self.screen.warn(changed)
         is_last = facts.record.state not in WORKING
-        for text in self._holdups.look(facts):
+        for text in self.holdups.look(facts):
             self.screen.warn(text)
         rows = stage_rows(history[0] if len(history) > 1 else None, facts)
         self.screen.progress(f"{self.job}  {facts.record.state.value}", rows, is_last=is_last)

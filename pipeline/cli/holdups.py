@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from pipeline.cli.reports import full_output
@@ -16,9 +17,10 @@ PATIENCE_MS: Final = 5_000
 
 
 class Holdups:
-    """Remembers since when each output is stopped at the same place."""
+    """Remembers since when each output is stopped at the same place. `own_pools`: the run has workers for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_pools: Iterable[str] = ()) -> None:
+        self._own_pools = frozenset(own_pools)
         self._stopped: dict[str, tuple[str, int, int]] = {}
         self._told: set[str] = set()
         self._unserved: dict[str, int] = {}
@@ -29,7 +31,10 @@ class Holdups:
         return self._look_at_stages(facts) + self._look_at_outputs(facts)
 
     def _look_at_stages(self, facts: JobFacts) -> list[str]:
-        found = unserved_stages(facts)
+        # Workers of ours that nobody has heard of yet are being started: to start another one helps nobody.
+        starting = self._own_pools.difference(worker.pool for worker in facts.workers)
+        awaited = {stage.name for stage in facts.record.plan.stages if stage.pool in starting}
+        found = {stage: why for stage, why in unserved_stages(facts).items() if stage not in awaited}
         self._unserved = {stage: self._unserved.get(stage, facts.now_ms) for stage in found}
         late = {stage for stage, since_ms in self._unserved.items() if facts.now_ms - since_ms >= PATIENCE_MS}
         news, self._told_stages = late - self._told_stages, late

@@ -17,6 +17,7 @@ from pipeline.cli.console import Console
 from pipeline.cli.exits import Exit, JobFailed
 from pipeline.cli.filewatch import FileWatch
 from pipeline.cli.following import Follower
+from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.link import Link
 from pipeline.cli.nodes import NodeSettings
@@ -278,7 +279,10 @@ class Run:
         held = self.link.insist(lambda: store.hold_claim(self.job, self.record.claim), above=0)
         claim = still_held(self.job, held)
         node.start()
-        follower = Follower(self.job, store, self.link, node, console, self.screen, self.interrupts, file, claim)
+        holdups = Holdups(pool for pool, count in self.workers.items() if count)
+        follower = Follower(
+            self.job, store, self.link, node, console, self.screen, self.interrupts, file, holdups, claim
+        )
         facts = follower.until_ended()
         self.screen.end_progress()
         if facts.record.state is not JobState.PUBLISHING:

@@ -255,6 +255,18 @@ def test_a_run_says_once_that_a_stage_has_stood_still_for_want_of_a_worker() -> 
     assert [look(3 * PATIENCE_MS + 1), look(4 * PATIENCE_MS + 1)] == [0, 1]
 
 
+def test_a_run_does_not_ask_for_workers_that_it_starts_itself() -> None:
+    plan, own, others = plan_of("gpu"), Holdups(["gpu"]), Holdups(["main"])
+
+    def look(holdups: Holdups, at_ms: int, *workers: WorkerFacts) -> int:
+        return len(holdups.look(a_job(plan, all_parts(plan), list(workers), now_ms=NOW_MS + at_ms)))
+
+    assert [look(others, 0), look(others, PATIENCE_MS)] == [0, 1]
+    assert [look(own, 0), look(own, 10 * PATIENCE_MS)] == [0, 0]
+    dead = a_worker("g0", "gpu", age=60.0)  # it was there: now others may be needed
+    assert [look(own, 11 * PATIENCE_MS, dead), look(own, 12 * PATIENCE_MS, dead)] == [0, 1]
+
+
 def test_a_job_of_one_pool_is_shown_without_a_word_of_pools() -> None:
     plan = plan_of("main")
     facts = a_job(plan, all_parts(plan, s0="w0"), [a_worker("w0")])
