@@ -132,7 +132,7 @@ def test_a_source_that_is_paused_while_suspending_waits_stays_paused_when_that_f
         told.append(job.jobs.pause(job.jobs.read("j"), "in", is_paused=True))
 
     with pytest.raises(JobFailed):
-        suspend(job, tmp_path, 0.01, sleep=pause)
+        suspend(job, tmp_path, 0.5, sleep=pause)
 
     assert told[0]
     assert set(job.jobs.read("j").paused) == {"in"}
