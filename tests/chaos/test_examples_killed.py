@@ -50,7 +50,7 @@ def check_oracle(folder: Path, counts: dict[str, int]) -> None:
 def kill_at_random(run: Run, chance: random.Random, total: int, times: int) -> None:
     for moment in moments(chance, total, times):
         run.wait_for_taken(moment)
-        run.kill(run.some(chance, "w0", "w1", "leader", "source"))
+        run.kill_one_of(chance, "w0", "w1", "leader", "source")
 
 
 def test_wordcount_equals_the_standard_library_whoever_is_killed(site: Site) -> None:

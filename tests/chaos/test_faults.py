@@ -15,7 +15,7 @@ def test_kills_of_workers_leader_and_feeder_at_random_moments_change_nothing(sit
 
     for moment in moments(chance, sequence.taken, 5):
         run.wait_for_taken(moment)
-        run.kill(run.some(chance, "w0", "w1", "leader", "source"))
+        run.kill_one_of(chance, "w0", "w1", "leader", "source")
     run.finish()
 
     sequence.check(run.folder / "out")

@@ -44,7 +44,7 @@ def test_a_flaky_function_is_retried_through_kills_and_no_key_loses_its_order(si
 
     for moment in moments(chance, 8 * 300, 3):
         run.wait_for_taken(moment)
-        run.kill(run.some(chance, "w0", "w1"))
+        run.kill_one_of(chance, "w0", "w1")
     run.finish()
 
     assert sorted(numbers(run.folder / "out")) == sorted(number for number in range(1, 301) for _ in range(8))

@@ -30,7 +30,7 @@ def test_one_pipeline_run_twice_at_once_gives_two_whole_results(site: Site, redi
 
     for run, moment in zip(runs, moments(chance, sequence.taken, 2), strict=True):
         run.wait_for_taken(moment)
-        run.kill(run.some(chance, "w0", "w1", "leader"))
+        run.kill_one_of(chance, "w0", "w1", "leader")
     jobs = [run.link[1] for run in runs]
     for run in runs:
         run.finish()

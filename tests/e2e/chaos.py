@@ -324,24 +324,22 @@ class Run:
         wait_until(is_found, f"there is a process {name}")
         return found[0]
 
-    def some(self, chance: random.Random, *names: str) -> str:
-        """One of these that is there: a feeder ends when all is read, a worker that was killed comes back."""
-        found: list[str] = []
-
-        def is_there() -> bool:
-            self.assert_running()
-            found[:] = [name for name in names if self.find(name) is not None]
-            return bool(found)
-
-        wait_until(is_there, f"one of {', '.join(names)} runs")
-        return chance.choice(found)
-
     def kill(self, name: str) -> None:
         """SIGKILL."""
-        process = self.child(name)
-        print(f"kill -9 {name} pid={process.pid}")
-        with suppress(psutil.NoSuchProcess):  # it was ending just now
-            process.kill()
+        _kill(name, self.child(name))
+
+    def kill_one_of(self, chance: random.Random, *names: str) -> None:
+        """SIGKILL to one that is there: a feeder ends when all is read, a worker that was killed comes back."""
+
+        def has_killed() -> bool:
+            self.assert_running()
+            there = {name: process for name in names if (process := self.find(name)) is not None}
+            if there:
+                name = chance.choice(list(there))
+                _kill(name, there[name])
+            return bool(there)
+
+        wait_until(has_killed, f"one of {', '.join(names)} runs")
 
     @contextmanager
     def stopped(self, name: str) -> Iterator[psutil.Process]:
@@ -457,6 +455,12 @@ def create_job(site: Site, redis_url: str, job: str, limits: Limits, partitions:
         plan = compile_plan(load_graph("flow.py"), partitions, limits)
     with connect(redis_url) as client:
         JobStore(Scripts(client)).create(job, plan)
+
+
+def _kill(name: str, process: psutil.Process) -> None:
+    print(f"kill -9 {name} pid={process.pid}")
+    with suppress(psutil.NoSuchProcess):  # it was ending just now
+        process.kill()
 
 
 def _children(process: psutil.Process | None) -> list[psutil.Process]:

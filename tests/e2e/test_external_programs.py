@@ -89,7 +89,7 @@ def test_logs_equal_the_standard_library_whoever_is_killed(site: Site) -> None:
         if number < 4:
             kill_a_program(run, chance)
         else:
-            run.kill(run.some(chance, "w0", "w1"))
+            run.kill_one_of(chance, "w0", "w1")
     run.finish()
 
     assert Counter(written(run.folder / "out/problems", "part-*")) == Counter(plain)

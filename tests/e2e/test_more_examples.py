@@ -69,7 +69,7 @@ def test_the_table_of_words_is_that_of_a_counter_through_kills(site: Site) -> No
     run = site.start(str(EXAMPLES / "to_sql.py"), "--workers", "2", WORDS="text")
     for moment in moments(chance, sum(expected.values()), 2, within=(0.05, 0.6)):
         run.wait_for_taken(moment)
-        run.kill(run.some(chance, "w0", "w1"))
+        run.kill_one_of(chance, "w0", "w1")
     run.finish()
 
     with closing(sqlite3.connect(run.folder / "words.db")) as database:

@@ -59,7 +59,7 @@ def test_kills_at_random_moments_leave_every_row_once_in_sqlite(site: Site) -> N
 
     for moment in moments(chance, TAKEN, 5):
         run.wait_for_taken(moment)
-        run.kill(run.some(chance, "w0", "w1", "leader"))
+        run.kill_one_of(chance, "w0", "w1", "leader")
     run.finish()
 
     with sqlite3.connect(run.folder / "rows.db") as connection:
@@ -77,7 +77,7 @@ def test_a_database_that_goes_and_comes_back_among_kills_holds_every_row_once_an
     chance = a_chance()
     site.write(f"import os\nURL = os.environ['ORDERS_DB']\n{FLOW}")
     run = site.start("flow.py", "--workers", "2", "--redis", redis_url, ORDERS_DB=own_postgres.url)
-    first, second, third = moments(chance, TAKEN, 3, (0.1, 0.7))
+    first, second, third = moments(chance, TAKEN, 3, (0.1, 0.5))
 
     run.wait_for_taken(first)
     run.kill("w0")
@@ -88,7 +88,7 @@ def test_a_database_that_goes_and_comes_back_among_kills_holds_every_row_once_an
     assert_hidden(site, run, redis_url)
     own_postgres.start()
     run.wait_for_taken(third)
-    run.kill(run.some(chance, "w0", "w1"))
+    run.kill_one_of(chance, "w0", "w1")
     run.finish()
 
     with psycopg.connect(own_postgres.url) as connection:
