@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pipeline.cli.nodes import NodeSettings
+from pipeline.embedded.forks import name_process
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.lifecycle import JobState
@@ -76,6 +77,7 @@ def _main(starter: Starter) -> int:
         except DecodingError as error:
             _log.error("%s", error)
             return _FAULTY_SETTINGS
+        name_process(f"celeriac: node of {settings.job}")
         return run_node(settings, asked.stop, starter)
     except CeleriacError as error:
         _log.error("%s (%s)", error, error.hint)

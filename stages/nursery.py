@@ -11,16 +11,15 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from pipeline.embedded.forks import begin_program, has_one_thread, name_process
 from pipeline.embedded.process import die_with_parent, end_this_process
 from stages.supervision import ChildSpec, Process, Starter, execute
 
@@ -109,7 +108,7 @@ class Nursery:
         """The agent's end of their link, the nursery's, and its pid, which is 0 in the nursery itself."""
         for module in modules:
             import_module(module)
-        if len(list(Path("/proc/self/task").iterdir())) > 1:
+        if not has_one_thread():
             raise NurseryGone("a library has started a thread when it was imported, and threads are not forked")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -213,7 +212,7 @@ def _keep(link: socket.socket) -> str:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)  # the agent's own input is for the agent
-    _name("celeriac: nursery")
+    name_process("celeriac: nursery")
     tie = die_with_parent(signal.SIGKILL)
     while True:
         data, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
@@ -232,7 +231,7 @@ def _keep(link: socket.socket) -> str:
             if pid == 0:
                 tie()
                 link.close()
-                _begin(request, descriptors[0])
+                begin_program(request.module, request.title, request.env, descriptors[0])
                 return request.module
             answer = Answer(pid)
         os.close(begins)
@@ -249,30 +248,6 @@ def _bury(pid: int) -> Answer:
         return Answer(error=str(error))
 
 
-def _begin(birth: Birth, log: int) -> None:
-    """What exec would have done."""
-    os.setsid()
-    for number in _SILENT:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    for path in list(Path("/proc/self/fd").iterdir()):
-        if int(path.name) > 2:
-            with suppress(OSError):  # that of the listing itself
-                os.close(int(path.name))
-    os.environ.clear()
-    os.environ.update(birth.env)
-    sys.argv = [birth.module]
-    _name(birth.title)
-
-
 def _title(spec: ChildSpec) -> str:
     name = spec.name if spec.name.startswith(spec.role) else f"{spec.role} {spec.name}"
     return f"celeriac: {name} of {spec.env.get('CELERIAC_JOB', '?')}"
-
-
-def _name(title: str) -> None:
-    """What `ps` shows of this process."""
-    from setproctitle import setproctitle  # its import looks for the place of argv, which a test's process needs not
-
-    setproctitle(title)

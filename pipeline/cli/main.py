@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from pipeline.embedded.forks import allow_forks
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
     CeleriacError,
@@ -39,6 +40,7 @@ _REFUSED_BY_THE_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 def main() -> None:
     """The console script."""
+    allow_forks()
     code = run_command(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up: a late Ctrl-C would only print a traceback
     end_this_process(code)

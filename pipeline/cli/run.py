@@ -111,28 +111,19 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
     started_at = time.monotonic()
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(options.is_quiet))
-        with interrupts.immediate():
-            graph = load_graph(options.target)
-            partitions = options.partitions
-            if options.savepoint is not None and not partitions:
-                partitions = partitions_of(options.savepoint.open())
-            plan = compile_plan(graph, partitions, Limits())
-            check_targets(plan)
-            check_effects(graph, plan)
-            find_needs(graph.nodes)
-            sizes = all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools)
-            if _want_bursts(sizes.values()):
-                refuse_frames(graph.nodes, IN_A_BURST)
-            if options.spark is not None:
-                check_stream(options.spark)
-                refuse_frames(graph.nodes, IN_A_STREAM)
-            job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         is_portable = options.job_id is None or options.redis_url is not None
-        workspace = Workspace.temporary() if is_portable else Workspace.of_job(job)
+        workspace = Workspace.temporary() if is_portable else Workspace.of_job(options.job_id or "")
         stack.callback(workspace.close)
+        if is_portable:  # in the folder of a job another run may be at work
+            node = _prepared_node(workspace, stack)
+        with interrupts.immediate():
+            graph, plan = _planned(options)
+            job = options.job_id or new_job_id(plan.pipeline, time.localtime())
         server = Server(options.redis_url) if options.redis_url else Server.start(workspace, job)
         stack.callback(server.close)
         stack.callback(workspace.set_aside)
+        if not is_portable:
+            node = _prepared_node(workspace, stack)
         scripts = Scripts(connect(server.url))
         with interrupts.immediate():
             _check_server(scripts, server, screen)
@@ -154,8 +145,34 @@ def run_pipeline(options: RunOptions, interrupts: Interrupts) -> Exit:
         workspace.is_kept = not is_portable
         if server.embedded is not None and is_portable:
             workspace.note_job(job, record.plan)
-        run = Run(options, graph, record, scripts, server, workspace, screen, interrupts, link, started_at)
+        run = Run(options, graph, record, scripts, server, workspace, node, screen, interrupts, link, started_at)
         return run.to_end(stack)
+
+
+def _prepared_node(workspace: Workspace, stack: ExitStack) -> NodeProcess:
+    """It ends with the stack. Raises EnvironmentFault."""
+    node = NodeProcess(workspace.logs, workspace.scratch, workspace.holds)
+    stack.callback(node.close)
+    node.prepare()
+    return node
+
+
+def _planned(options: RunOptions) -> tuple[Graph, Plan]:
+    """The user's file, and whether its job can be run here. Raises PipelineError, SinkError, EnvironmentFault."""
+    graph = load_graph(options.target)
+    partitions = options.partitions
+    if options.savepoint is not None and not partitions:
+        partitions = partitions_of(options.savepoint.open())
+    plan = compile_plan(graph, partitions, Limits())
+    check_targets(plan)
+    check_effects(graph, plan)
+    find_needs(graph.nodes)
+    if _want_bursts(all_pools(plan, PoolWorkers(options.workers, options.scaling), options.pools).values()):
+        refuse_frames(graph.nodes, IN_A_BURST)
+    if options.spark is not None:
+        check_stream(options.spark)
+        refuse_frames(graph.nodes, IN_A_STREAM)
+    return graph, plan
 
 
 def _opened(link: Link, scripts: Scripts, job: str, plan: Plan, options: RunOptions) -> JobRecord:
@@ -207,6 +224,7 @@ class Run:
     scripts: Scripts
     server: Server
     workspace: Workspace
+    node: NodeProcess
     screen: Screen
     interrupts: Interrupts
     link: Link
@@ -243,26 +261,25 @@ class Run:
             return Exit.INTERRUPTED
         except StoreError as error:
             raise self._failed_by(error) from error
-        node = NodeProcess(self._node_settings(), self.workspace.logs, self.workspace.holds)
-        stack.callback(node.close)
+        stack.callback(self.node.close)  # before the server, on which its processes depend
         self._tell_accepted()
         try:
-            return self._work(store, node)
+            return self._work(store)
         except (KeyboardInterrupt, BrokenPipeError) as error:
             self._cancel("its output was closed" if isinstance(error, BrokenPipeError) else "Ctrl-C")
-            node.close()
+            self.node.close()
             if isinstance(error, BrokenPipeError):
                 raise
             return Exit.INTERRUPTED
         except JobTaken:
-            node.close()
+            self.node.close()
             raise
         except JobFailed:
-            node.close()
+            self.node.close()
             self._show_logs()
             raise
         except CeleriacError as error:
-            node.close()
+            self.node.close()
             if self._was_removed(error):
                 discard_job(self.record)  # a worker may have begun a file after the command had cleared the folder
                 gone = unknown_job(self.job)
@@ -270,7 +287,7 @@ class Run:
             self._show_logs()
             raise self._failed_by(error) from error
 
-    def _work(self, store: JobStore, node: NodeProcess) -> Exit:
+    def _work(self, store: JobStore) -> Exit:
         self.interrupts.check()
         console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
@@ -278,10 +295,10 @@ class Run:
         # Redis may have been away for longer than a claim counts, and another run have come before us.
         held = self.link.insist(lambda: store.hold_claim(self.job, self.record.claim), above=0)
         claim = still_held(self.job, held)
-        node.start()
+        self.node.start(self._node_settings())
         holdups = Holdups(pool for pool, count in self.workers.items() if count)
         follower = Follower(
-            self.job, store, self.link, node, console, self.screen, self.interrupts, file, holdups, claim
+            self.job, store, self.link, self.node, console, self.screen, self.interrupts, file, holdups, claim
         )
         facts = follower.until_ended()
         self.screen.end_progress()
@@ -289,7 +306,7 @@ class Run:
             return self._ended_early(facts)
         self.link.insist(console.print_all)
         published = self._publish(store, facts)
-        node.close()
+        self.node.close()
         self.workspace.is_kept = False
         ready_at = follower.ready_at or time.monotonic()
         return self._report(store, published, ready_at - self.started_at, follower.is_drained)

@@ -20,6 +20,7 @@ import msgspec
 import pipeline
 from pipeline.cli.nodes import NodeSettings
 from pipeline.embedded.folders import OwnFolder
+from pipeline.embedded.forks import ForkedProgram, can_fork, fork_program
 from pipeline.embedded.java import options_for_temporary_files
 from pipeline.embedded.process import die_with_parent, end_process
 from pipeline.embedded.redis import EmbeddedRedis
@@ -31,6 +32,7 @@ _KEPT: Final = ".celeriac"
 _SCRATCH: Final = "tmp-"
 _TEMPORARY: Final = "celeriac-"
 _JOB: Final = "job.json"
+_NODE: Final = "stages.node"
 NODE_RESTARTS: Final = 3
 _KILL_AFTER_SECONDS: Final = 4.0
 """On top of what the node gives its children."""
@@ -173,54 +175,78 @@ class Server:
 class NodeProcess:
     """The node agent as a child of this process, in a session of its own so that Ctrl-C does not reach it."""
 
-    def __init__(self, settings: NodeSettings, logs: Path, holds: Sequence[int] = ()) -> None:
-        """holds: descriptors that it and its children have open as long as they live."""
-        self._settings = settings
-        self._holds = tuple(holds)
+    def __init__(self, logs: Path, temporary: Path, holds: Sequence[int] = ()) -> None:
+        """logs, temporary: folders. holds: descriptors that it and its children have open as long as they live."""
         self._log = logs / "node.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._environment = {**os.environ, **scratch_environment(str(temporary))}
+        self._holds = tuple(holds)
+        self._settings: NodeSettings | None = None
+        self._ahead: ForkedProgram | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
         self._restarts = 0
 
-    def start(self) -> None:
+    def prepare(self) -> None:
+        """Has it import what it needs while this process does other things, where that can be; it waits for `start`.
+
+        To be called by the thread that calls `start`. Raises EnvironmentFault.
+        """
+        if can_fork():
+            try:
+                with open(self._log, "ab") as log:
+                    self._ahead = fork_program(_NODE, "celeriac: node", self._environment, log.fileno(), self._holds)
+            except OSError as error:
+                raise EnvironmentFault(f"the node process cannot be started: {error}") from error
+
+    def start(self, settings: NodeSettings) -> None:
         """Raises EnvironmentFault. To be called by a thread that outlives the node."""
-        try:
-            with open(self._log, "ab") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "stages.node"],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **scratch_environment(self._settings.temporary)},
-                    pass_fds=self._holds,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(signal.SIGTERM),
-                )
-            self._tell(self._process)
-        except OSError as error:
-            raise EnvironmentFault(f"the node process cannot be started: {error}") from error
+        self._settings = settings
+        self._begin(settings)
 
     def revive(self) -> bool:
         """Starts the node anew if it died; True when it had. Raises EnvironmentFault when it dies again and again."""
-        if self._process is None or self._process.poll() is None:
+        if self._settings is None or self._process is None or self._process.poll() is None:
             return False
         if self._restarts >= NODE_RESTARTS:
             raise EnvironmentFault(
                 f"the node process died {self._restarts + 1} times, at last with code {self._process.returncode}"
             )
         self._restarts += 1
-        self.start()
+        self._begin(self._settings)
         return True
 
     def close(self) -> None:
         """Ends the node, which ends its children: asked first, killed after a few seconds. Idempotent."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:  # it was told nothing, and has started nothing but what is tied to it
+            ahead.kill()
+            ahead.wait()
+            ahead.stdin.close()
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and self._settings is not None:
             end_process(process, self._settings.stop_seconds + _KILL_AFTER_SECONDS)  # its children are tied to its life
 
-    def _tell(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it died already; `revive` sees that
-            pipe.write(self._settings.encode())
+    def _begin(self, settings: NodeSettings) -> None:
+        ahead, self._ahead = self._ahead, None
+        try:
+            self._process = self._execute() if ahead is None else ahead
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # it died already; `revive` sees it
+                pipe.write(settings.encode())
+        except OSError as error:
+            raise EnvironmentFault(f"the node process cannot be started: {error}") from error
+
+    def _execute(self) -> subprocess.Popen[bytes]:
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", _NODE],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                pass_fds=self._holds,
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
 
 
 def troubled_logs(logs: Path, lines: int = 15, most: int = 3) -> list[tuple[str, str]]:

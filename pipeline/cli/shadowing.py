@@ -209,9 +209,9 @@ def _node(settings: NodeSettings, one: Shadowing, folder: OwnFolder) -> Iterator
     for line in one.lines:
         click.echo(line, err=True)
     placed = msgspec.structs.replace(settings, logs=str(logs), temporary=str(temporary))
-    node = NodeProcess(placed, logs, folder.holds)
+    node = NodeProcess(logs, temporary, folder.holds)
     try:
-        node.start()
+        node.start(placed)
         click.echo(_announcement(one), err=True)
         yield partial(_revive, node)
     finally:

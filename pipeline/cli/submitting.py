@@ -190,8 +190,8 @@ def _feed_until_over(store: JobStore, job: str, names: list[str], settings: Node
             if _is_over(record, names):
                 return
             if record.state is JobState.RUNNING and node is None:
-                node = NodeProcess(settings, Path(settings.logs), holds)
-                node.start()
+                node = NodeProcess(Path(settings.logs), Path(settings.temporary), holds)
+                node.start(settings)
             elif record.state is not JobState.RUNNING and node is not None:
                 node.close()
                 node = None

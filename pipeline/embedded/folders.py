@@ -98,7 +98,7 @@ def _remove_unowned(path: Path, bury: Callable[[Path], None]) -> None:
         os.close(folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_lock_of(path, lock):
+        if is_in_place(lock, path / LOCK_NAME):
             bury(path)
             for each in path.iterdir():
                 if each.name != LOCK_NAME:  # without its lock, what cannot be removed now could never be
@@ -120,7 +120,7 @@ def _locked(path: Path) -> int | None:
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _is_lock_of(path, descriptor):
+        if is_in_place(descriptor, path / LOCK_NAME):
             return descriptor
     except OSError:
         os.close(descriptor)
@@ -129,8 +129,9 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-def _is_lock_of(path: Path, descriptor: int) -> bool:
+def is_in_place(descriptor: int, path: Path) -> bool:
+    """Whether what is open is still what that path leads to; another process may have removed it, or made it anew."""
     try:
-        return os.path.samestat(os.fstat(descriptor), (path / LOCK_NAME).lstat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +54,17 @@ def put_first(pid: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(_FIRST))
 
 
-def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+class Child(Protocol):
+    """What is needed of a process that was started from here, by `subprocess.Popen` or by a fork."""
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def end_process(process: Child, seconds: float) -> None:
     """Asked first, killed after so many seconds; collected when this returns. One that has ended is no fault."""
     process.terminate()
     try:

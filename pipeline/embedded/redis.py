@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from pipeline.embedded.folders import OwnFolder
+from pipeline.embedded.folders import OwnFolder, is_in_place
 from pipeline.embedded.process import die_with_parent, end_process, put_first
 from pipeline.errors import DirectoryInUse, EnvironmentFault
 
@@ -287,7 +287,7 @@ def _lock(directory: Path) -> int:
         if not _is_locked(descriptor, deadline):
             os.close(descriptor)
             raise DirectoryInUse(f"another server is running over {directory}", hint="stop it, or name another folder")
-        if _is_in_place(descriptor, directory):
+        if is_in_place(descriptor, directory / _LOCK):
             return descriptor
         os.close(descriptor)  # who had it has set the folder aside meanwhile: the next one is ours
 
@@ -315,13 +315,6 @@ def _is_locked(descriptor: int, deadline: float) -> bool:
             time.sleep(_POLL_SECONDS)
         else:
             return True
-
-
-def _is_in_place(descriptor: int, directory: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), (directory / _LOCK).stat())
-    except FileNotFoundError:
-        return False
 
 
 def _ping(socket_path: Path) -> bytes:

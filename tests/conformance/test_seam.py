@@ -346,9 +346,11 @@ def test_a_dead_letter_that_holds_its_key_lets_no_savepoint_be_written(spark: An
     with BulkRun(flow, BulkOptions(keeps_state=True, ends_input=False, results=tmp_path / "r")) as run:
         run.prepare()
         run.compute(spark)
-        with pytest.raises(SavepointError, match="keys are held by 1 dead letter,"):  # noqa: SIM117
-            with handed_over(run, LocalPlace(tmp_path / "s"), "s"):
-                pytest.fail("nothing may be published then")
+        with (
+            pytest.raises(SavepointError, match="keys are held by 1 dead letter,"),
+            handed_over(run, LocalPlace(tmp_path / "s"), "s"),
+        ):
+            pytest.fail("nothing may be published then")
 
     assert LocalPlace(tmp_path / "s").names() == []
 

@@ -289,9 +289,9 @@ class Run:
 
     def node(self) -> psutil.Process | None:
         for child in _children(psutil.Process(self.process.pid)):
-            with suppress(psutil.Error):
-                if "stages.node" in child.cmdline():
-                    return child
+            title = title_of(child)  # of one that was executed, until it knows its job, the command
+            if title.startswith("celeriac: node of") or "stages.node" in title:
+                return child
         return None
 
     def find(self, name: str) -> psutil.Process | None:

@@ -40,7 +40,9 @@ class Scene:
         return self.now_ms / 1000
 
     def number(self, *, is_fixed: bool = False, wait: Callable[[float], bool] | None = None) -> int:
-        names = lambda number: ["w" if number == 1 else f"w-{number}"]  # noqa: E731
+        def names(number: int) -> list[str]:
+            return ["w" if number == 1 else f"w-{number}"]
+
         return free_number(self.look, names, wait or self.wait, is_fixed=is_fixed, clock=self.clock)[0]
 
 
