@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +31,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    every = {**os.environ, "CELERIAC_TEST_ALL": "1"}
+    return subprocess.run(command, cwd=folder, env=every, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)

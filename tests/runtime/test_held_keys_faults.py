@@ -20,6 +20,7 @@ from pipeline.store.connection import connect
 from pipeline.store.letters import DeadLetter
 from tests.runtime.harness import LocalJob, Moment, SteppingClock
 from tests.runtime.tables import ask, look_again, make_rows
+from tests.sampling import calls
 
 GOOD, BAD = 1, 0
 """The last part of a value [key, number, part] says whether it goes through."""
@@ -81,11 +82,12 @@ def mend_all(job: LocalJob, run: Callable[[], None]) -> None:
 # A lost request or reply at any call.
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attempts", [1, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_nothing_is_lost_or_doubled_when_any_call_is_lost(redis_url: str, moment: Moment, attempts: int) -> None:
     bad = {2, 4}
-    for at in range(1, 1000):
+    for at in calls():
         with LocalJob(redis_url, flow(attempts), partitions=1, limits=Limits(step_records=3), job=f"j{at}") as job:
             job.worker()
             job.scripts["w0"].break_call(moment, at)
@@ -109,6 +111,7 @@ def test_nothing_is_lost_or_doubled_when_any_call_is_lost(redis_url: str, moment
     assert at > 12
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_rows_of_a_database_are_exact_when_any_call_of_a_release_is_lost(
     redis_url: str, tmp_path: Path, moment: Moment
@@ -119,7 +122,7 @@ def test_rows_of_a_database_are_exact_when_any_call_of_a_release_is_lost(
     made = Pipeline("rows")
     keyed = made.source(read.producer(), name="in").key_by(lambda v: v[0], name="by", on_error=hold_key())
     keyed.map(work, name="work").map(lambda v: v[1], name="n").sink(write.sql(database_url, "rows"), name="rows")
-    for at in range(1, 1000):
+    for at in calls():
         ask(database_url, "DELETE FROM rows")
         with LocalJob(redis_url, made, partitions=1, job=f"j{at}") as job:
             look_again(job)

@@ -20,7 +20,7 @@ from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.link import Link
 from pipeline.cli.run import Run, RunOptions
 from pipeline.cli.screen import Screen
-from pipeline.cli.services import Server, Workspace
+from pipeline.cli.services import NodeProcess, Server, Workspace
 from pipeline.client import Client
 from pipeline.embedded.redis import EmbeddedRedis
 from pipeline.errors import JobRestored, JobStateError, StaleTerm, StoreRestarted, TailLost, UnknownJob
@@ -722,6 +722,7 @@ def test_what_is_published_while_redis_loses_its_last_writes_does_not_count_as_t
                 job._scripts,
                 at,
                 Workspace(tmp_path),
+                NodeProcess(tmp_path, tmp_path),
                 screen,
                 interrupts,
                 Link(at, screen, interrupts),

@@ -18,6 +18,7 @@ from pipeline.graph import SinkSpec
 from pipeline.lifecycle import JobState
 from tests.runtime.harness import HandClock, LocalJob, Moment, numbered
 from tests.runtime.tables import KEYS, look_again
+from tests.sampling import calls
 
 
 class Receiver(ThreadingHTTPServer):
@@ -86,12 +87,13 @@ def feed(job: LocalJob) -> None:
 EXPECTED = sorted((key, number) for key, number in numbered(KEYS, 12))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_every_record_comes_and_comes_again_only_under_the_same_key(
     redis_url: str, moment: Moment, is_restarted: bool
 ) -> None:
-    for at in range(1, 1000):
+    for at in calls():
         got: list[dict[str, Any]] = []
         with LocalJob(redis_url, to(write.call(got.extend, batch=3)), partitions=1, job=f"j{at}") as job:
             job.worker()

@@ -25,6 +25,7 @@ from tests.runtime.harness import (
     numbered,
     sequence_pipeline,
 )
+from tests.sampling import calls, seeds
 
 KEYS = ["a", "b", "c", "d"]
 
@@ -112,7 +113,8 @@ def test_a_full_output_stream_holds_the_job_until_its_reader_goes_on(redis_url: 
         assert_sequence(job, KEYS, 4)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", seeds(6))
 def test_any_order_of_slices_ends_with_tiny_inboxes(redis_url: str, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -449,12 +451,13 @@ def test_the_end_of_two_sources_is_needed_behind_their_union(redis_url: str) -> 
         assert sorted(job.read()) == [("l", ["l", 5]), ("r", ["r", 5])]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_firing_is_exact_when_any_call_in_it_is_lost(
     redis_url: str, moment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition, "TIMERS_PER_STEP", 4)
-    for at in range(1, 100):
+    for at in calls():
         with LocalJob(redis_url, last_pipeline(), partitions=1, job=f"j{at}") as job:
             job.assign()
             job.send(numbered([f"k{i}" for i in range(60)], 2))

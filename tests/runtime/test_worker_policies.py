@@ -16,6 +16,7 @@ from pipeline.settings import Limits
 from pipeline.store import keys
 from stages.partition import SliceEnd
 from tests.runtime.harness import LocalJob, Moment
+from tests.sampling import calls, seeds
 
 
 class Flaky:
@@ -236,11 +237,12 @@ def test_a_new_owner_knows_the_attempts_before(redis_url: str) -> None:
         assert len(job.letters()[0].tried) == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_request_or_reply_lost_at_any_call_loses_no_record_and_ends_the_attempts(
     redis_url: str, moment: Moment
 ) -> None:
-    for at in range(1, 1000):
+    for at in calls():
         flaky = Flaky(c=2, d=99)
         with LocalJob(redis_url, flow(flaky, retry(3)), partitions=1, job=f"j{at}") as job:
             job.worker()
@@ -263,7 +265,8 @@ def test_a_request_or_reply_lost_at_any_call_loses_no_record_and_ends_the_attemp
     assert at > 8
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", seeds(6))
 def test_whatever_fails_and_whoever_takes_over_each_key_keeps_its_order(redis_url: str, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

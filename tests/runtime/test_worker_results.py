@@ -28,6 +28,7 @@ from tests.runtime.harness import (
     numbered,
     sequence_pipeline,
 )
+from tests.sampling import calls, seeds
 
 KEYS = ["a", "b", "c", "d", "e"]
 _job_ids = map("job-{}".format, itertools.count(1))
@@ -180,12 +181,13 @@ def feed_sequence(job: LocalJob) -> None:
         job.run_and_sweep()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("takes_tickets", [False, True])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_request_or_reply_lost_at_any_call_changes_no_result(
     redis_url: str, moment: Moment, takes_tickets: bool
 ) -> None:
-    for at in range(1, 1000):
+    for at in calls():
         pipeline = sequence_pipeline(stages=2)
         with LocalJob(redis_url, pipeline, partitions=1, job=f"j{at}", takes_tickets=takes_tickets) as job:
             job.worker()
@@ -214,12 +216,13 @@ def published_rows(job: LocalJob, folder: Path) -> list[str]:
     return sorted(line for part in folder.glob("part-*") for line in part.read_text().splitlines())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_published_rows_are_exact_when_any_request_or_reply_is_lost(
     redis_url: str, tmp_path: Path, moment: Moment
 ) -> None:
     expected = sorted(f"{key}: {number}" for key, number in numbered(KEYS, 12))
-    for at in range(1, 1000):
+    for at in calls():
         folder = tmp_path / str(at)
         with LocalJob(redis_url, jsonl_pipeline(folder), partitions=1, job=f"j{at}") as job:
             job.worker()
@@ -250,7 +253,8 @@ def test_rows_of_a_zombie_are_not_published(redis_url: str, tmp_path: Path, at_c
 # Random schedules.
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", seeds(8))
 def test_a_random_schedule_of_faults_takeovers_and_restarts_keeps_the_sequence(redis_url: str, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

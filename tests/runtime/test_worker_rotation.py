@@ -24,6 +24,7 @@ from pipeline.store import keys
 from stages.partition import SliceEnd
 from tests.runtime.harness import HandClock, LocalJob, Moment, numbered
 from tests.runtime.tables import KEYS, look_again
+from tests.sampling import calls
 
 
 def to(spec: SinkSpec) -> Pipeline:
@@ -91,12 +92,13 @@ def test_parts_appear_while_the_job_runs_and_redis_and_the_disk_forget_them(redi
     assert {path.name for path in watch.folder.iterdir()} == {*watch.seen, "_manifest.json"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_parts_are_exact_when_any_request_or_reply_is_lost(
     redis_url: str, tmp_path: Path, moment: Moment, is_restarted: bool
 ) -> None:
-    for at in range(1, 1000):
+    for at in calls():
         watch = Watch(tmp_path / str(at))
         pipeline = to(write.jsonl(watch.folder, rotate_bytes=60))
         with LocalJob(redis_url, pipeline, partitions=1, job=f"j{at}", limits=Limits(step_records=4)) as job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from stages.partition import SliceEnd
 from tests.e2e.chaos import wait_until
 from tests.runtime.harness import LocalJob, Moment, SteppingClock, numbered
 from tests.runtime.tables import KEYS, ask, look_again, make_rows
+from tests.sampling import calls, seeds
 
 
 def rows_pipeline(url: str, **options: Any) -> Pipeline:
@@ -75,10 +77,11 @@ def test_workers_that_make_one_table_at_once_lose_no_row(postgres_url: str) -> N
 WAITING_FOR_A_LOCK = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_rows_are_exact_when_any_request_or_reply_is_lost(redis_url: str, database_url: str, moment: Moment) -> None:
     make_rows(database_url)
-    for at in range(1, 1000):
+    for at in calls():
         ask(database_url, "DELETE FROM rows")
         with LocalJob(redis_url, rows_pipeline(database_url), partitions=1, job=f"j{at}") as job:
             job.worker()
@@ -99,7 +102,8 @@ def test_rows_are_exact_when_any_request_or_reply_is_lost(redis_url: str, databa
     assert at > 12
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", seeds(6))
 def test_the_table_is_exact_through_random_deaths_takeovers_and_faults(
     redis_url: str, database_url: str, seed: int
 ) -> None:
@@ -153,6 +157,7 @@ def last_pipeline(url: str) -> Pipeline:
     return flow
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("tick_seconds", [0.0, 0.004])
@@ -162,7 +167,7 @@ def test_rows_of_timers_are_exact_when_a_request_or_reply_is_lost_or_a_worker_di
     """By the second clock the timers fire in several steps."""
     make_rows(database_url, "key TEXT, n INTEGER")
     names = [f"k{number}" for number in range(12)]
-    for at in range(1, 1000):
+    for at in calls():
         ask(database_url, "DELETE FROM rows")
         clock = SteppingClock(tick_seconds)
         with LocalJob(redis_url, last_pipeline(database_url), partitions=1, job=f"j{at}", clock=clock) as job:
@@ -233,12 +238,13 @@ def test_a_row_that_the_database_refuses_is_a_dead_letter_and_the_others_are_wri
         assert all("the database refuses a row" in letter.error for letter in job.letters())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_lost_request_or_reply_among_refused_rows_changes_nothing(
     redis_url: str, database_url: str, moment: Moment
 ) -> None:
     make_rows(database_url, "key TEXT, value INTEGER CHECK (value % 5 <> 0)")
-    for at in range(3, 1000, 2):
+    for at in calls(3):
         ask(database_url, "DELETE FROM rows")
         with LocalJob(redis_url, rows_pipeline(database_url), partitions=1, job=f"j{at}") as job:
             job.assign()
@@ -257,6 +263,7 @@ def test_a_lost_request_or_reply_among_refused_rows_changes_nothing(
     assert at > 12
 
 
+@pytest.mark.sampled
 def test_a_record_that_fails_only_once_is_never_lost_when_the_worker_dies_before_its_commit(
     redis_url: str, database_url: str
 ) -> None:
@@ -273,7 +280,7 @@ def test_a_record_that_fails_only_once_is_never_lost_when_the_worker_dies_before
             raise ConnectionError("and when it is tried alone")
         return value
 
-    for at in range(1, 40):
+    for at in takewhile(lambda at: at < 40, calls()):
         ask(database_url, "DELETE FROM rows")
         failures[:] = [3]
         flow = Pipeline("flaky")

@@ -112,15 +112,15 @@ def test_a_seed_that_fails_is_told_with_what_befell_whom(monkeypatch: pytest.Mon
 
 def test_verify_runs_seeds_on_several_processes_and_says_how_they_ended() -> None:
     program = "import sys; from pipeline.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "verify", "--seeds", "30", "--seed", "100", "--processes", "2", "--json"]
+    command = [sys.executable, "-c", program, "verify", "--seeds", "12", "--seed", "100", "--processes", "2", "--json"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["seeds"] == 30 == sum(told["jobs"].values())
+    assert told["seeds"] == 12 == sum(told["jobs"].values())
     assert told["failures"] == []
-    assert told["commands"] > 3_000
+    assert told["commands"] > 1_200
 
 
 def test_verify_tells_all_of_one_seed() -> None:
