@@ -89,6 +89,16 @@ def logging_on() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.fixture
+def loggers_as_before() -> Iterator[None]:
+    """Whoever breaks a call of Spark off silences py4j for good, which here is for the next tests."""
+    root, py4j = logging.getLogger(), logging.getLogger("py4j")
+    filters, level = list(root.filters), py4j.level
+    yield
+    root.filters[:] = filters
+    py4j.setLevel(level)
+
+
 @pytest.fixture(scope="session")
 def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     """The session's server. A test that kills or fills a server starts one of its own."""

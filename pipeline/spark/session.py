@@ -94,9 +94,13 @@ def make_active(session: Any) -> None:
 
     Without that Spark finds no data source that was registered with it. One of Connect has no threads to be known in.
     """
-    of_jvm = getattr(session, "_jsparkSession", None)
-    if of_jvm is not None:
-        SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(of_jvm)
+    if not is_connect(session):
+        SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+
+
+def is_connect(session: Any) -> bool:
+    """Whether it is one of a Connect server, which has no JVM here."""
+    return not hasattr(session, "_jsparkSession")
 
 
 def _set_environment(folder: Path) -> None:

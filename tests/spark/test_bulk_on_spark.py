@@ -22,6 +22,7 @@ from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.spark.bulk.connecting import CARRYING, PLANNING
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
+from tests.spark.interrupting import check_that_an_interrupt_ends_the_job
 from tests.spark.seeds import Kept
 
 pytestmark = pytest.mark.timeout(600)
@@ -330,3 +331,8 @@ def test_settings_of_the_session_are_as_before(bulk: Callable[..., BulkResult], 
     bulk(flow)
 
     assert {name: spark.conf.get(name) for name in {**CARRYING, **PLANNING}} == before
+
+
+@pytest.mark.usefixtures("loggers_as_before")
+def test_an_interrupt_ends_the_jobs_of_a_call(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_an_interrupt_ends_the_job(spark, tmp_path, monkeypatch)

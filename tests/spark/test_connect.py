@@ -22,6 +22,7 @@ from tests.e2e.chaos import ROOT, Sequence, Site, read_rows, wait_until
 from tests.runtime.harness import LocalJob
 from tests.spark.finals import check_finals, with_finals
 from tests.spark.frames import a_job, fault_of, in_order, loaded, numbers, save, streamed
+from tests.spark.interrupting import check_that_an_interrupt_ends_the_job
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -203,3 +204,8 @@ def test_rows_come_in_once_by_batch_and_by_stream(session: Any, job: LocalJob, t
     refused = fault_of(lambda: save(frame, job.url, name="history", order_by="n"))
     assert isinstance(refused, ProducerError)
     assert "frame_partitions" in str(refused)
+
+
+@pytest.mark.usefixtures("loggers_as_before")
+def test_an_interrupt_ends_the_jobs_of_a_call(session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_an_interrupt_ends_the_job(session, tmp_path, monkeypatch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -13,17 +12,8 @@ import pytest
 from pipeline.spark.bulk.jobs import SparkThread
 
 
-@pytest.fixture
-def loggers_as_before() -> Iterator[None]:
-    root, py4j = logging.getLogger(), logging.getLogger("py4j")
-    filters, level = list(root.filters), py4j.level
-    yield
-    root.filters[:] = filters
-    py4j.setLevel(level)
-
-
 class Session:
-    """One whose jobs end when they are interrupted."""
+    """One of Connect, whose jobs end when they are interrupted."""
 
     def __init__(self) -> None:
         self.is_interrupted = threading.Event()

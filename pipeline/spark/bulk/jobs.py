@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 
 from pyspark.sql import SparkSession
 
+from pipeline.spark.session import is_connect
+
 T = TypeVar("T")
 
 _LOOK_SECONDS: Final = 0.2
@@ -35,7 +37,7 @@ class SparkThread:
         def run() -> None:
             try:
                 if self.session is not None:
-                    self.session.addTag(self._tag)
+                    _tag_jobs(self.session, self._tag)
                 answer.append(function())
             except BaseException as error:  # it is raised in the thread that waits
                 errors.append(error)
@@ -67,7 +69,23 @@ class SparkThread:
 
     def _interrupt(self, session: Any) -> None:
         with suppress(Exception):  # whatever Spark says to that: the run is over
-            session.interruptTag(self._tag)
+            _end_jobs(session, self._tag)
+
+
+def _tag_jobs(session: Any, tag: str) -> None:
+    """The jobs that this thread begins from now on."""
+    if is_connect(session):
+        session.addTag(tag)
+    else:
+        session.sparkContext.addJobTag(tag)
+
+
+def _end_jobs(session: Any, tag: str) -> None:
+    """Those with this tag, from any thread: `interruptTag` of a classic session knows those of its own thread only."""
+    if is_connect(session):
+        session.interruptTag(tag)
+    else:
+        session.sparkContext.cancelJobsWithTag(tag)
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
