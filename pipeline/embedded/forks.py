@@ -118,8 +118,7 @@ def _run(module: str, stdin: int, tie: Callable[[], None], begin: Callable[[], N
         os.dup2(stdin, 0)
         begin()
         sys.stdin, sys.stdout, sys.stderr = _streams()
-        if not sys.flags.safe_path:
-            del sys.path[0]  # the folder of a script, or the current one, whose files are not ours
+        _find_modules()
         gc.freeze()  # else the first collection would copy all that is shared
         code = import_module(module).main()
     except BaseException:
@@ -149,6 +148,14 @@ def begin_program(
     os.environ.update(environment)
     tempfile.tempdir = None  # it is asked for anew
     sys.argv = [module]
+
+
+def _find_modules() -> None:
+    """Where Python would with `-P` and this environment."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of a script, or the current one, whose files are not ours
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in named if path and path not in sys.path]
 
 
 def _streams() -> tuple[TextIO, TextIO, TextIO]:

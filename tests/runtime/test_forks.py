@@ -48,8 +48,7 @@ FORKS = """
 import os, signal, sys, tempfile
 from pipeline.embedded.forks import allow_forks, can_fork, fork_program
 
-sys.path.insert(0, os.getcwd())
-sys.path.append("modules")
+sys.path[0] = os.getcwd()
 allow_forks()
 assert can_fork()
 module, log, *holds = sys.argv[1:]
@@ -61,7 +60,7 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 sys.unraisablehook = print
 secret = os.open(log + ".parent", os.O_CREAT | os.O_RDWR)
-environment = {"PATH": os.environ["PATH"], "TMPDIR": os.getcwd(), "PYTHONPATH": os.environ["PYTHONPATH"]}
+environment = {"PATH": os.environ["PATH"], "TMPDIR": os.getcwd(), "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{os.getcwd()}/modules"}
 with open(log, "ab") as file:
     child = fork_program(module, "celeriac: " + module, environment, file.fileno(), held)
 with child.stdin as pipe:
@@ -90,7 +89,7 @@ def forks(tmp_path: Path) -> Iterator[Forks]:
         process = subprocess.Popen(
             [sys.executable, "-c", FORKS, module, str(tmp_path / "log"), *holds],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{modules}"},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
         )
