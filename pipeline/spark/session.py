@@ -18,6 +18,7 @@ from pipeline.embedded.folders import OwnFolder
 from pipeline.embedded.java import ensure_java, options_for_temporary_files
 from pipeline.errors import EnvironmentFault
 from pipeline.spark import settings
+from pipeline.spark.classes import archive_options
 
 try:
     from py4j.protocol import Py4JError
@@ -132,7 +133,8 @@ def _configuration(folder: Path, master: str, starts_fast: bool) -> dict[str, st
     fast = " -XX:TieredStopAtLevel=1" if starts_fast or os.environ.get(FAST_START_VARIABLE) == "1" else ""
     # Drivers of databases give times in the zone of their JVM. What a user sets as extraJavaOptions comes behind these.
     temporary = options_for_temporary_files(folder / "java")
-    ours["spark.driver.defaultJavaOptions"] = f"-Duser.timezone=UTC {temporary}{fast}"
+    archive = archive_options(Path(os.environ["JAVA_HOME"]))
+    ours["spark.driver.defaultJavaOptions"] = f"-Duser.timezone=UTC {temporary}{fast}{archive}"
     ours["spark.executor.defaultJavaOptions"] = "-Duser.timezone=UTC"
     return ours
 
@@ -164,7 +166,7 @@ def _stop(session: Any) -> None:
     # PySpark names the JVM's process here only.
     gateway = session.sparkContext._gateway
     process = getattr(gateway, "proc", None)
-    with suppress(Py4JError):  # the JVM may have ended before, by a signal
+    with suppress(Py4JError, OSError):  # the JVM may have ended before, by a signal
         session.stop()
         gateway.shutdown()
     if process is not None:

@@ -60,7 +60,8 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 sys.unraisablehook = print
 secret = os.open(log + ".parent", os.O_CREAT | os.O_RDWR)
-environment = {"PATH": os.environ["PATH"], "TMPDIR": os.getcwd(), "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{os.getcwd()}/modules"}
+paths = f"{os.environ['PYTHONPATH']}:{os.getcwd()}/modules"
+environment = {"PATH": os.environ["PATH"], "TMPDIR": os.getcwd(), "PYTHONPATH": paths}
 with open(log, "ab") as file:
     child = fork_program(module, "celeriac: " + module, environment, file.fileno(), held)
 with child.stdin as pipe:

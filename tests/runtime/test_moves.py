@@ -31,7 +31,7 @@ from tests.runtime.harness import (
     numbered,
     sequence_pipeline,
 )
-from tests.sampling import calls, seeds
+from tests.sampling import calls, some
 
 KEYS = ("a", "b", "c", "d", "e", "f")
 PATIENT = Limits(lease_seconds=600.0, collect_seconds=600.0)
@@ -437,7 +437,7 @@ def _flush(redis_url: str) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", some(range(12)))
 def test_whatever_comes_and_goes_each_record_is_applied_once_and_in_order(redis_url: str, seed: int) -> None:
     rng = random.Random(seed)
     limits = Limits(lease_seconds=600.0, collect_seconds=rng.choice([0.0, 600.0]), moves_at_once=rng.randint(1, 4))

@@ -20,7 +20,7 @@ from pipeline.savepoints.reading import Savepoint
 from pipeline.settings import Limits
 from pipeline.store.letters import LetterStore
 from tests.runtime.harness import LocalJob, assert_sequence, in_sequence, numbered, sequence_pipeline
-from tests.sampling import seeds
+from tests.sampling import some
 
 KEYS = [f"k{number}" for number in range(40)]
 SMALL = Limits(step_records=7)
@@ -276,7 +276,7 @@ def test_windows_are_whole_and_no_record_is_late_around_a_switch(make: Make, bef
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("seed", seeds(24))
+@pytest.mark.parametrize("seed", some(range(24)))
 def test_rescales_at_any_moment_among_steps_kills_and_takeovers(make: Make, seed: int) -> None:
     rng = random.Random(seed)
     job = make(windows_pipeline(), partitions=rng.randint(1, 6), limits=Limits(step_records=rng.choice([3, 10, 8000])))

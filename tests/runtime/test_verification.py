@@ -15,6 +15,7 @@ from pipeline.cli.main import run_command
 from pipeline.store import keys
 from pipeline.store import scripts as store_scripts
 from pipeline.store.connection import connect
+from tests.sampling import some
 from verification.clock import COMMAND_MS, START_MS
 from verification.matrix import Bench, pair_plans, sampled_plans, single_plans
 from verification.points import Course, Crash, Life, Points, Variant, scripts_of
@@ -77,7 +78,8 @@ def test_a_pipeline_is_one_point_and_a_greeting_is_none(redis_url: str) -> None:
     assert points.sent == ["actor: MULTI+GET+GET+EXEC"]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.sampled
+@pytest.mark.parametrize("scenario", some(SCENARIOS), ids=lambda scenario: scenario.name)
 def test_a_scenario_repeats_itself_and_ends_the_same_through_a_fault_of_each_kind(
     bench: Bench, scenario: Scenario
 ) -> None:

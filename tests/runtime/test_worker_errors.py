@@ -22,7 +22,7 @@ from pipeline.sinks.staging import StagedFacts
 from pipeline.store import keys
 from stages.partition import SliceEnd
 from tests.runtime.harness import LocalJob, SteppingClock, numbered, oracle_of
-from tests.sampling import seeds
+from tests.sampling import some
 
 
 def source(name: str = "in") -> Stream:
@@ -541,7 +541,7 @@ def test_a_state_key_that_another_program_wrote_fails_the_job_and_says_so(redis_
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("seed", seeds(5))
+@pytest.mark.parametrize("seed", some(range(5)))
 def test_a_step_that_is_cut_short_counts_faults_and_repeated_ids_once(redis_url: str, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

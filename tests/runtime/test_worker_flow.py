@@ -25,7 +25,7 @@ from tests.runtime.harness import (
     numbered,
     sequence_pipeline,
 )
-from tests.sampling import calls, seeds
+from tests.sampling import calls, some
 
 KEYS = ["a", "b", "c", "d"]
 
@@ -114,7 +114,7 @@ def test_a_full_output_stream_holds_the_job_until_its_reader_goes_on(redis_url: 
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(range(6)))
 def test_any_order_of_slices_ends_with_tiny_inboxes(redis_url: str, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -30,7 +30,7 @@ from stages.partition import SliceEnd
 from tests.e2e.chaos import wait_until
 from tests.runtime.harness import LocalJob, Moment, SteppingClock, numbered
 from tests.runtime.tables import KEYS, ask, look_again, make_rows
-from tests.sampling import calls, seeds
+from tests.sampling import calls, some
 
 
 def rows_pipeline(url: str, **options: Any) -> Pipeline:
@@ -103,7 +103,7 @@ def test_rows_are_exact_when_any_request_or_reply_is_lost(redis_url: str, databa
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(range(6)))
 def test_the_table_is_exact_through_random_deaths_takeovers_and_faults(
     redis_url: str, database_url: str, seed: int
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.main import run_command
+from tests.sampling import some
 from tests.simulation.guards import without
 from verification.simulation import seeds as seeds_module
 from verification.simulation.fates import Fate
@@ -42,7 +43,8 @@ def simulated(seed: int) -> Outcome:
     return simulate(seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(SEEDS))
 def test_a_simulated_job_ends_as_without_faults(seed: int) -> None:
     outcome = simulated(seed)
 
