@@ -37,24 +37,21 @@ def make_archive() -> Path:
     path = archive_path(ensure_java())
     if path.exists():
         return path
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch()
+        own = tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-")
     except OSError as error:
         raise EnvironmentFault(
             f"{path.parent} cannot be written: {error.strerror}", hint="use an environment of your own (python -m venv)"
         ) from error
-    draft.unlink()
-    os.environ[SETTINGS_VARIABLE] = f'spark.driver.extraJavaOptions={_DUMP}="{draft}" -Xlog:disable'
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            _run_session(Path(folder))
+    with own as name:
+        folder = Path(name)
+        draft = folder / path.name
+        os.environ[SETTINGS_VARIABLE] = f'spark.driver.extraJavaOptions={_DUMP}="{draft}" -Xlog:disable'
+        _run_session(folder)
         if not draft.exists():
             raise EnvironmentFault("this Java makes no archive of classes", hint="a whole JDK, 17 or newer, makes one")
         return draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def main() -> int:
@@ -74,15 +71,22 @@ def main() -> int:
 def _run_session(folder: Path) -> None:
     from py4j.protocol import Py4JError
 
+    from pipeline.spark.bulk.jobs import SparkThread
     from pipeline.spark.session import spark_session
 
-    session = spark_session("local[2,4]", folder / "jvm.log")
-    _use(session, folder)
-    gateway = session.sparkContext._gateway
-    session.stop()
-    with suppress(Py4JError, OSError):  # it gives no answer any more
-        gateway.jvm.System.exit(0)
-    gateway.proc.wait()
+    thread = SparkThread()
+
+    def run() -> None:
+        session = spark_session("local[2,4]", folder / "jvm.log")
+        thread.session = session
+        _use(session, folder)
+        gateway = session.sparkContext._gateway
+        session.stop()
+        with suppress(Py4JError, OSError):  # it gives no answer any more
+            gateway.jvm.System.exit(0)
+        gateway.proc.wait()
+
+    thread.call(run)
 
 
 def _use(session: Any, folder: Path) -> None:
