@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Mapping
 
 import freezing
 import wrong_clock
@@ -27,13 +29,13 @@ def spoil_children() -> None:
     """Those of a node are forked: they learn their role later than Python starts."""
     from stages import nursery
 
-    begin = nursery._begin
+    begin = nursery.begin_program
 
-    def begin_spoiled(birth: nursery.Birth, log: int) -> None:
-        begin(birth, log)
+    def begin_spoiled(module: str, title: str, environment: Mapping[str, str], log: int) -> None:
+        begin(module, title, environment, log)
         spoil()
 
-    nursery._begin = begin_spoiled
+    nursery.begin_program = begin_spoiled
 
 
 def execute_node() -> None:
@@ -43,9 +45,17 @@ def execute_node() -> None:
     forks.allow_forks = lambda: None
 
 
-spoil()
-if "CELERIAC_TEST_CLOCKS" in os.environ or "CELERIAC_TEST_FREEZE" in os.environ:
-    if role() == "node":
-        spoil_children()
-    else:
-        execute_node()
+def main() -> None:
+    spoil()
+    if "CELERIAC_TEST_CLOCKS" in os.environ or "CELERIAC_TEST_FREEZE" in os.environ:
+        if role() == "node":
+            spoil_children()
+        else:
+            execute_node()
+
+
+try:
+    main()
+except BaseException:
+    traceback.print_exc()
+    os._exit(70)  # Python would print it, and go on unspoiled
