@@ -65,8 +65,10 @@ class ForkedProgram:
         """The same, once it has ended. timeout: in seconds. Raises subprocess.TimeoutExpired."""
         if self.poll() is None:
             descriptor = os.pidfd_open(self.pid)
+            poller = select.poll()  # `select` itself takes no descriptor above 1,023
+            poller.register(descriptor, select.POLLIN)
             try:
-                has_ended = select.select([descriptor], [], [], timeout)[0]
+                has_ended = poller.poll(None if timeout is None else timeout * 1000)
             finally:
                 os.close(descriptor)
             if not has_ended:
