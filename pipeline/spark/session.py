@@ -19,6 +19,7 @@ from pipeline.embedded.java import ensure_java, options_for_temporary_files
 from pipeline.errors import EnvironmentFault
 from pipeline.spark import settings
 from pipeline.spark.classes import archive_options
+from pipeline.spark.python import python_program
 
 try:
     from py4j.protocol import Py4JError
@@ -68,7 +69,9 @@ def spark_session(
         (folder / "java").mkdir()
         log = log_path or folder / "jvm.log"
         wanted = settings.told()
-        _set_environment(folder)
+        # On a cluster Python is where this one is, and the folder is not there.
+        python = python_program(folder) if master.startswith("local") else Path(sys.executable)
+        _set_environment(folder, python)
         conf = SparkConf().setMaster(master).setAppName("celeriac")
         for name, value in _configuration(folder, master, starts_fast).items():
             if name not in wanted:
@@ -104,11 +107,11 @@ def is_connect(session: Any) -> bool:
     return not hasattr(session, "_jsparkSession")
 
 
-def _set_environment(folder: Path) -> None:
+def _set_environment(folder: Path, python: Path) -> None:
     """For the JVM, which inherits it, and for the Python workers that the JVM starts."""
     os.environ["JAVA_HOME"] = str(ensure_java())
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # its default is whatever python3 is on PATH
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = str(python)  # its default is whatever python3 is on PATH
+    os.environ["PYSPARK_DRIVER_PYTHON"] = str(python)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(folder / "local"))
     package_root = str(Path(pipeline.__path__[0]).parent)

@@ -7,22 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import EnvironmentFault
 from pipeline.spark import classes
 from pipeline.spark.archive import make_archive
+from pipeline.spark.cluster import launcher
 from tests.e2e.chaos import ROOT
 
 pytestmark = pytest.mark.timeout(600)
-
-USES = """
-from pipeline.spark.session import spark_session
-
-print(spark_session("local[1]").range(3).count())
-"""
 
 
 def a_java(folder: Path) -> Path:
@@ -32,21 +29,24 @@ def a_java(folder: Path) -> Path:
     return folder
 
 
-def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1", **variables}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-
-
 def test_a_jvm_takes_its_classes_from_the_archive_of_this_environment(tmp_path: Path) -> None:
     """It is made here, which takes a minute or two, if it has not been before."""
     home = ensure_java()
-    made = run("-m", "pipeline.spark.archive")
+    made = subprocess.run(
+        [sys.executable, "-m", "pipeline.spark.archive"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     log = tmp_path / "classes.log"
-    used = run("-c", USES, CELERIAC_SPARK_CONF=f"spark.driver.extraJavaOptions=-Xlog:class+load:file={log}")
+    options = f"{classes.archive_options(home)} -Xlog:class+load:file={log}"
+    program, variables = launcher({**os.environ, "JAVA_HOME": str(home)})
+    submit = ["bash", program, "org.apache.spark.deploy.SparkSubmit", "--driver-java-options", options, "--version"]
+    subprocess.run(submit, env=variables, capture_output=True, timeout=100, check=True)
 
-    assert used.stdout == "3\n", used.stderr
-    [source] = re.findall(r" org\.apache\.spark\.SparkContext source: (.*)", log.read_text())
+    [source] = re.findall(r" org\.apache\.spark\.deploy\.SparkSubmit source: (.*)", log.read_text())
     if any((home / "lib").rglob("classes.jsa")):
         assert (made.returncode, made.stderr) == (0, "")
         assert made.stdout.startswith(f"{classes.archive_path(home)}: ")
@@ -55,6 +55,14 @@ def test_a_jvm_takes_its_classes_from_the_archive_of_this_environment(tmp_path: 
         assert made.returncode == 3
         assert "error: this Java makes no archive of classes\nhint: " in made.stderr
         assert source.endswith(".jar")
+
+
+def test_a_session_maps_the_archive_that_was_there_when_it_started(spark: Any) -> None:
+    path = classes.archive_path(ensure_java())
+    java = psutil.Process(spark.sparkContext._gateway.proc.pid)
+    was_there = path.exists() and path.stat().st_mtime < java.create_time()
+
+    assert any(each.path == str(path) for each in java.memory_maps()) == was_there
 
 
 def test_without_an_archive_a_jvm_has_no_option_and_each_java_has_its_own(

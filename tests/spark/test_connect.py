@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import ProducerError, UnknownJob
 from pipeline.spark import register
+from pipeline.spark.python import python_program
 from tests import jvm
 from tests.e2e.chaos import ROOT, Sequence, Site, read_rows, wait_until
 from tests.runtime.harness import LocalJob
@@ -40,7 +40,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    own = {"SPARK_HOME": str(home), "JAVA_HOME": str(ensure_java(root)), "PYSPARK_PYTHON": sys.executable}
+    own = {"SPARK_HOME": str(home), "JAVA_HOME": str(ensure_java(root)), "PYSPARK_PYTHON": str(python_program(root))}
     own |= {"TMPDIR": str(root), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": jvm.options()}
     settings = {"spark.connect.grpc.binding.port": str(port), "spark.ui.enabled": "false"}
     arguments = [text for name, value in settings.items() for text in ("--conf", f"{name}={value}")]
