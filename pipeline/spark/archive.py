@@ -3,7 +3,8 @@
     python -m pipeline.spark.archive     makes it, for this Java and this PySpark: once in an environment
 
 It is kept in the folder of this environment of Python, and goes with that. Without one a JVM starts as it always does.
-Java's own name for it is a dynamic archive of class data sharing (JEP 350).
+Java's own name for it is an AOT cache (JEP 514, from Java 25 on), or a dynamic archive of class data sharing (JEP 350),
+for which a trimmed Java lacks what it is built upon.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.embedded.java import ensure_java
+from pipeline.embedded.java import ensure_java, java_major
 from pipeline.errors import CeleriacError, EnvironmentFault
 from pipeline.spark.classes import archive_path
 from pipeline.spark.settings import SETTINGS_VARIABLE
 
-_DUMP: Final = "-XX:ArchiveClassesAtExit"
+_MADE_BY: Final = {
+    "aot": "-XX:+UnlockDiagnosticVMOptions -XX:-DisplayVMOutput -XX:AOTCacheOutput",
+    "jsa": "-XX:ArchiveClassesAtExit",
+}
+_FIRST_WITH_CACHE: Final = 25
 
 
 def make_archive() -> Path:
@@ -34,7 +39,9 @@ def make_archive() -> Path:
     """
     if find_spec("pyspark") is None:
         raise EnvironmentFault("Spark is not installed", hint="pip install 'celeriac[spark]'")
-    path = archive_path(ensure_java())
+    home = ensure_java()
+    kind = kind_for(home)
+    path = archive_path(home, kind)
     if path.exists():
         return path
     try:
@@ -47,11 +54,19 @@ def make_archive() -> Path:
     with own as name:
         folder = Path(name)
         draft = folder / path.name
-        os.environ[SETTINGS_VARIABLE] = f'spark.driver.extraJavaOptions={_DUMP}="{draft}" -Xlog:disable'
+        os.environ[SETTINGS_VARIABLE] = f'spark.driver.extraJavaOptions={_MADE_BY[kind]}="{draft}" -Xlog:disable'
         _run_session(folder)
         if not draft.exists():
-            raise EnvironmentFault("this Java makes no archive of classes", hint="a whole JDK, 17 or newer, makes one")
+            raise EnvironmentFault(
+                "this Java makes no archive of classes",
+                hint="a whole JDK, 17 or newer, makes one, or any Java from 25 on",
+            )
         return draft.rename(path)
+
+
+def kind_for(home: Path) -> str:
+    """The kind of archive that the Java of that JAVA_HOME makes best."""
+    return "aot" if (java_major(home / "bin/java") or 0) >= _FIRST_WITH_CACHE else "jsa"
 
 
 def main() -> int:

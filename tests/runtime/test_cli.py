@@ -261,6 +261,69 @@ def test_a_signal_is_raised_at_once_in_an_immediate_part() -> None:
         assert interrupts.count == 2
 
 
+def test_a_signal_that_does_not_break_off_what_the_main_thread_waits_for_is_raised_all_the_same() -> None:
+    """It comes to another thread, as it may come just before the main thread begins to wait: Python hears neither."""
+    is_waiting = threading.Lock()
+    is_waiting.acquire()
+
+    def interrupt() -> None:
+        wait_until(lambda: "futex" in Path(f"/proc/self/task/{os.getpid()}/wchan").read_text(), "the main thread waits")
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    def wait() -> None:
+        thread.start()
+        is_waiting.acquire(timeout=60)
+
+    with Interrupts() as interrupts:
+        thread = threading.Thread(target=interrupt)
+        with pytest.raises(KeyboardInterrupt), interrupts.immediate():
+            wait()
+        assert interrupts.count == 2
+        thread.join()
+
+
+def test_a_wait_of_pythons_own_that_fails_as_it_is_broken_off_is_interrupted_all_the_same() -> None:
+    def wait() -> None:
+        lock = threading.Lock()
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            lock.release()  # as in Condition.wait, behind a release that a signal came with
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.immediate():
+            wait()
+        with pytest.raises(RuntimeError, match="unlocked"), interrupts.immediate(above=1):
+            threading.Lock().release()
+
+
+def test_there_is_a_waking_thread_only_while_signals_are_raised() -> None:
+    def threads() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == "waker"]
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with Interrupts() as interrupts:
+        assert threads() == []
+        with interrupts.immediate():
+            assert threads() == ["waker"]
+            with interrupts.deferred():
+                assert threads() == []
+            with interrupts.immediate(above=1):
+                assert threads() == ["waker"]
+    assert threads() == []
+    assert (signal.getsignal(signal.SIGUSR1), signal.set_wakeup_fd(-1)) == (before, -1)
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_waker_from_its_end() -> None:
+    with Interrupts() as interrupts:
+        with interrupts.immediate():
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def test_a_signal_that_comes_in_a_finalizer_is_raised_after_it(capsys: pytest.CaptureFixture[str]) -> None:
     class Closing:
         def __del__(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pipeline.embedded.java import ensure_java
 from pipeline.errors import EnvironmentFault
 from pipeline.spark import classes
-from pipeline.spark.archive import make_archive
+from pipeline.spark.archive import kind_for, make_archive
 from pipeline.spark.cluster import launcher
 from tests.e2e.chaos import ROOT
 
@@ -47,10 +47,11 @@ def test_a_jvm_takes_its_classes_from_the_archive_of_this_environment(tmp_path: 
     subprocess.run(submit, env=variables, capture_output=True, timeout=100, check=True)
 
     [source] = re.findall(r" org\.apache\.spark\.deploy\.SparkSubmit source: (.*)", log.read_text())
-    if any((home / "lib").rglob("classes.jsa")):
+    kind = kind_for(home)
+    if kind == "aot" or any((home / "lib").rglob("classes.jsa")):
         assert (made.returncode, made.stderr) == (0, "")
-        assert made.stdout.startswith(f"{classes.archive_path(home)}: ")
-        assert source == "shared objects file (top)"
+        assert re.fullmatch(rf"{classes.archive_path(home, kind)}: \d+ MB, after \d+ s\n", made.stdout)
+        assert source == {"aot": "shared objects file", "jsa": "shared objects file (top)"}[kind]
     else:  # a trimmed Java, which has no archive of its own classes to begin with
         assert made.returncode == 3
         assert "error: this Java makes no archive of classes\nhint: " in made.stderr
@@ -58,24 +59,26 @@ def test_a_jvm_takes_its_classes_from_the_archive_of_this_environment(tmp_path: 
 
 
 def test_a_session_maps_the_archive_that_was_there_when_it_started(spark: Any) -> None:
-    path = classes.archive_path(ensure_java())
+    home = ensure_java()
+    path = classes.archive_path(home, kind_for(home))
     java = psutil.Process(spark.sparkContext._gateway.proc.pid)
     was_there = path.exists() and path.stat().st_mtime < java.create_time()
 
     assert any(each.path == str(path) for each in java.memory_maps()) == was_there
 
 
+@pytest.mark.parametrize(("kind", "option"), classes.USED_BY.items())
 def test_without_an_archive_a_jvm_has_no_option_and_each_java_has_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, option: str
 ) -> None:
     monkeypatch.setattr(classes, "_FOLDER", tmp_path)
     one, two = a_java(tmp_path / "one"), a_java(tmp_path / "two")
 
-    assert classes.archive_path(one) != classes.archive_path(two)
+    assert classes.archive_path(one, kind) != classes.archive_path(two, kind)
     assert classes.archive_options(one) == ""
 
-    classes.archive_path(one).touch()
-    assert f'-XX:SharedArchiveFile="{classes.archive_path(one)}"' in classes.archive_options(one)
+    classes.archive_path(one, kind).touch()
+    assert classes.archive_options(one).startswith(f' -XX:{option}="{classes.archive_path(one, kind)}"')
     assert classes.archive_options(two) == ""
 
 
