@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from pipeline.cli.exits import HELP
+from pipeline.cli.groups import Group
 
 COMMANDS: Final = {
     "autoscale": "autoscale:autoscale",
@@ -77,6 +78,7 @@ def _version(context: click.Context, _parameter: click.Parameter, is_asked: bool
 
 
 @click.group(
+    cls=Group,
     commands=_Imported(),
     epilog=HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

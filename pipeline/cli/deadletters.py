@@ -8,6 +8,7 @@ import time
 import click
 
 from pipeline.cli.exits import Exit
+from pipeline.cli.groups import Group
 from pipeline.cli.letters import chosen, letter_json, letter_lines, list_lines, new_value, replay_all
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.plan import Plan
@@ -17,7 +18,7 @@ from pipeline.store.letters import LetterStore
 from pipeline.store.scripts import Scripts
 
 
-@click.group("dead-letters")
+@click.group("dead-letters", cls=Group)
 def dead_letters() -> None:
     """Records that were given up: look at them, correct them, put them back, or drop them."""
 

@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from pipeline.cli.exits import HELP, JobFailed
+from pipeline.cli.groups import Group
 from pipeline.cli.moving import moves_cells, moves_line, table
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.errors import JobStateError, PipelineError
@@ -32,7 +33,7 @@ _NAMED: Final = 10
 _NODE = click.argument("node", metavar="NODE")
 
 
-@click.group()
+@click.group(cls=Group)
 def node() -> None:
     """Show the nodes of a job, and drain one: give its partitions to others.
 

@@ -6,12 +6,13 @@ import json
 
 import click
 
+from pipeline.cli.groups import Group
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.reports import output_json, output_lines
 from pipeline.client import Client
 
 
-@click.group()
+@click.group(cls=Group)
 def readers() -> None:
     """See who reads the results of a job, and remove a reader that holds it up."""
 

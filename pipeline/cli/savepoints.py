@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from pipeline.cli.checkpoints import take_again
+from pipeline.cli.groups import Group
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER, job_id
 from pipeline.cli.screen import Screen
 from pipeline.errors import EnvironmentFault, SavepointError, StoreError
@@ -35,7 +36,7 @@ _SAVEPOINT = click.argument("savepoint_url", metavar="SAVEPOINT")
 _PAGE: Final = 500
 
 
-@click.group()
+@click.group(cls=Group)
 def savepoint() -> None:
     """Take savepoints of running jobs, and look at those that are there.
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from pipeline.cli.groups import Group
 from pipeline.cli.options import DEBUG, JOB, JSON, SERVER
 from pipeline.cli.screen import Screen
 from pipeline.client import Client, StateValue
@@ -23,7 +24,7 @@ _OPERATOR = click.option("--operator", metavar="NAME", help="Of this operator on
 _PAGE = 100
 
 
-@click.group()
+@click.group(cls=Group)
 def state() -> None:
     """Look at the state of a job's keys, as of the last commit.
 

@@ -94,6 +94,19 @@ def test_wrong_usage_is_one_message(arguments: list[str], capsys: pytest.Capture
     assert errors_of(capsys).startswith("error: ")
 
 
+@pytest.mark.parametrize("command", [[], ["savepoint"], ["dead-letters"]])
+def test_help_cuts_no_sentence_of_a_command_in_80_columns(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert run_command([*command, "--help"]) == 0
+
+    said = capsys.readouterr().out
+    assert "..." not in said.partition("Commands:")[2]
+    assert max(map(len, said.partition("Exit codes:")[0].splitlines())) < 80
+
+
 def test_an_option_without_its_argument_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["savepoint", "create", "j", "--to"]) == Exit.USAGE
 
