@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +22,14 @@ PYTHONPATH={links}${{PYTHONPATH:+:$PYTHONPATH}} exec {python} "$@"
 
 
 def python_program(folder: Path) -> Path:
-    """This Python, with the installed PySpark in front: a program below `folder`, to which nothing else is written.
+    """This Python, with the installed PySpark in front: a program in `folder`, for as long as that is there.
 
     It is this Python itself where no program may be run from that folder.
     """
     links = folder / "python"
     links.mkdir()
     for name in _ZIPPED:
-        spec = find_spec(name)
-        [installed] = spec.submodule_search_locations if spec and spec.submodule_search_locations else [""]
-        (links / name).symlink_to(installed)
+        (links / name).symlink_to(import_module(name).__path__[0])
     program = folder / "python3"
     program.write_text(_PROGRAM.format(links=shlex.quote(str(links)), python=shlex.quote(sys.executable)))
     program.chmod(0o755)

@@ -42,7 +42,7 @@ class WhereReader(DataSourceReader):
 
 
 def test_every_python_process_of_a_session_has_the_installed_pyspark(spark: Any) -> None:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # else each of them imports pytest
     spark.dataSource.register(Where)
 
     frame = spark.read.format("Where").load()
