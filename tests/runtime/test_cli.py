@@ -327,6 +327,7 @@ def test_there_is_a_waking_thread_only_while_signals_are_raised() -> None:
     assert (signal.getsignal(signal.SIGUSR1), signal.set_wakeup_fd(-1)) == (before, -1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from Python 3.12 on: there are threads
 def test_a_process_that_was_forked_meanwhile_keeps_no_waker_from_its_end() -> None:
     with Interrupts() as interrupts:
         with interrupts.immediate():
