@@ -423,8 +423,10 @@ def test_of_two_first_runs_of_a_job_the_refused_one_leaves_the_folder_to_the_oth
 
 def has_open(path: Path) -> bool:
     """Whether a thread of this process has opened the file."""
-    with suppress(OSError):  # one of them is closed just now
-        return any(link.readlink() == path for link in Path("/proc/self/fd").iterdir())
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # some are closed by now, as that of this listing
+            if link.readlink() == path:
+                return True
     return False
 
 
