@@ -157,7 +157,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--words", type=int, default=4_000_000)
     options.add_argument("--keys", type=int, default=1_000_000, help="distinct keys in one partition")
-    options.add_argument("--copies", type=int, default=5, help="how often the words are there, for final counts")
+    options.add_argument("--copies", type=int, default=10, help="how often the words are there, for final counts")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--partitions", type=int, default=4)
     options.add_argument("--master", default="local[2,4]")

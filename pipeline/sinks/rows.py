@@ -66,12 +66,12 @@ def _line_maker(sink: SinkPlan) -> _LineMaker:
 
 
 def _plain_lines(batch: Batch) -> bytes:
-    return "".join([f"{plain_text(value)}\n" for value in batch.values]).encode()
+    return "".join([f"{text}\n" for text in _plain_texts(batch.values)]).encode()
 
 
 def _keyed_lines(batch: Batch) -> bytes:
-    pairs = zip(batch.keys or [], batch.values, strict=True)
-    return "".join([f"{plain_text(key)}: {plain_text(value)}\n" for key, value in pairs]).encode()
+    pairs = zip(_plain_texts(batch.keys or []), _plain_texts(batch.values), strict=True)
+    return "".join([f"{key}: {value}\n" for key, value in pairs]).encode()
 
 
 def table_rows(sink: SinkPlan, batch: Batch) -> list[dict[Any, Any]]:
@@ -84,6 +84,13 @@ def table_rows(sink: SinkPlan, batch: Batch) -> list[dict[Any, Any]]:
     if batch.keys is None:
         raise SinkError(f"the sink {sink.name!r} was planned for a keyed stream, and its records have no keys")
     return _keyed_rows(batch, sink.key_field, _cell_key)
+
+
+def _plain_texts(values: Sequence[Any]) -> list[str]:
+    """`plain_text` of each."""
+    if {str, bytes}.isdisjoint(map(type, values)):
+        return _JSON.encode_lines(values).decode().split("\n")[:-1]
+    return list(map(plain_text, values))
 
 
 def plain_text(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -34,7 +34,14 @@ _ROWS_AT_ONCE: Final = "1000"
 _GROUP_BYTES: Final = 8 << 20
 """Of rows that a file is read by: as much as a split has."""
 
-_NO_DRIVER: Final = ("No suitable driver", "ClassNotFoundException")
+_DIALECTS: Final = (
+    *("jdbc:databricks", "jdbc:db2", "jdbc:derby", "jdbc:h2", "jdbc:mysql"),
+    *("jdbc:oracle", "jdbc:postgresql", "jdbc:snowflake", "jdbc:sqlserver", "jdbc:teradata"),
+)
+"""How addresses begin of the databases whose SQL Spark knows."""
+
+_NO_DRIVER: Final = ("No suitable driver", "ClassNotFoundException", "DriverWrapper")
+"""The last is what Spark takes for the class where a read before has named one for such addresses, this one none."""
 _NO_TYPE: Final = "UNRECOGNIZED_SQL_TYPE"
 _TIME: Final = "logical_time_type"
 """What Spark says of a column of times of day, which it takes for times in 1970."""
@@ -62,7 +69,10 @@ def copy_table(session: SparkSession, spec: SourceSpec, owner: str) -> str:
 
 def _readable(session: SparkSession, spec: SourceSpec, address: JdbcAddress) -> DataFrame:
     """The rows as records can hold them. The database is asked for the columns only."""
-    rows = session.read.format("jdbc").options(**_options(spec, address)).load()
+    options = _options(spec, address)
+    if not address.url.lower().startswith(_DIALECTS):
+        _check_names(session, options, address)
+    rows = session.read.format("jdbc").options(**options, **_ranges(spec)).load()
     fields = list(rows.schema)
     for field in fields:
         if not _is_carried(field.dataType):
@@ -91,18 +101,39 @@ def _options(spec: SourceSpec, address: JdbcAddress) -> dict[str, str]:
     found = dict(address.properties)
     if "fetchsize" not in map(str.lower, found):
         found["fetchsize"] = _ROWS_AT_ONCE
-    found |= {"url": address.url, "dbtable": table, "preferTimestampNTZ": "true"}
+    found |= {"url": address.url, "dbtable": table}
     if spec.options["driver"]:
         found["driver"] = spec.options["driver"]
-    if spec.options["ranges"]:
-        column, lower, upper, partitions = spec.options["ranges"]
-        found |= {"partitionColumn": column, "lowerBound": lower, "upperBound": upper, "numPartitions": str(partitions)}
     return found
+
+
+def _ranges(spec: SourceSpec) -> dict[str, str]:
+    if not spec.options["ranges"]:
+        return {}
+    column, lower, upper, partitions = spec.options["ranges"]
+    return {"partitionColumn": column, "lowerBound": lower, "upperBound": upper, "numPartitions": str(partitions)}
+
+
+def _check_names(session: SparkSession, options: Mapping[str, str], address: JdbcAddress) -> None:
+    """Raises InputError for a database that takes a name in double quotes, as Spark writes it, for a text.
+
+    MariaDB and Hive do: each of their rows would be the names of its columns.
+    """
+    check = f"SELECT CASE WHEN COUNT(*) = 0 THEN 'right' END AS celeriac_check FROM {options['dbtable']} WHERE 1 = 0"
+    asked = {**options, "dbtable": f"({check}) celeriac_checked"}
+    found = session.read.format("jdbc").options(**asked).load().first()
+    if found is None or found[0] != "right":
+        raise InputError(
+            f'the database {address.shown} takes "names" in double quotes for texts, so every value would be the name'
+            " of its column",
+            hint="for MariaDB write jdbc:mysql://host/name?permitMysqlScheme in the place of jdbc:mariadb://host/name;"
+            " Spark has no dialect for this database",
+        )
 
 
 def _is_carried(kind: T.DataType) -> bool:
     try:
-        return is_supported(to_arrow_type(kind))
+        return is_supported(to_arrow_type(kind, timezone="UTC"))
     except PySparkException:
         return False
 

@@ -96,10 +96,13 @@ def spark_session(
 def make_active(session: Any) -> None:
     """Makes it the session of this thread for Spark itself too, which knows it in the making thread only.
 
-    Without that Spark finds no data source that was registered with it. One of Connect has no threads to be known in.
+    Without that Spark finds no data source that was registered with it, nor a driver in a jar of `ADD JAR`. One of
+    Connect has no threads to be known in.
     """
     if not is_connect(session):
-        SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+        jvm, inner = session._jvm, session._jsparkSession
+        SparkSession._get_j_spark_session_class(jvm).setActiveSession(inner)
+        jvm.java.lang.Thread.currentThread().setContextClassLoader(inner.sharedState().jarClassLoader())
 
 
 def is_connect(session: Any) -> bool:

@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import sqlite3
-from collections import Counter
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,13 +15,16 @@ from typing import Any
 import pandas as pd
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import PythonException
+from pyspark.sql.functions import udf
 
-from pipeline import Pipeline, count, fail, read, total, write
-from pipeline.errors import PipelineError, RecordFailed, SinkAway
+from pipeline import Pipeline, count, fail, itself, read, total, write
+from pipeline.errors import EnvironmentFault, PipelineError, RecordFailed, SinkAway
 from pipeline.records import Batch
 from pipeline.settings import Limits
 from pipeline.spark.bulk.connecting import CARRYING, PLANNING
 from pipeline.spark.bulk.engine import BulkOptions, BulkResult, BulkRun, run_bulk
+from pipeline.spark.bulk.faults import words_of
 from tests.spark.interrupting import check_that_an_interrupt_ends_the_job
 from tests.spark.seeds import Kept
 
@@ -122,6 +125,48 @@ def test_a_record_that_must_not_fail_fails_the_run_and_nothing_is_published(
     assert not (tmp_path / "out").exists()
 
 
+STRANGER = f"""#!{sys.executable}
+import runpy
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pipeline":
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+sys.argv = sys.argv[2:]  # behind -m
+runpy.run_module("pyspark.daemon", run_name="__main__")
+"""
+
+
+def test_a_python_of_spark_that_has_no_celeriac_is_told_with_what_to_do(
+    bulk: Callable[..., BulkResult], spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = tmp_path / "stranger"
+    stranger.write_text(STRANGER)
+    stranger.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(stranger))
+    flow = Pipeline("strange")
+    flow.source(read.iterable([1])).sink(write.jsonl(tmp_path / "out"))
+
+    with pytest.raises(EnvironmentFault, match="the Python processes of Spark have no celeriac") as caught:
+        bulk(flow)
+
+    assert "PYSPARK_PYTHON" in caught.value.hint
+
+
+def test_what_python_raised_in_a_task_is_among_the_words(spark: Any) -> None:
+    with pytest.raises(PythonException) as caught:
+        spark.range(1).select(udf(lambda _: __import__("a_module_of_the_users"))("id")).collect()
+
+    assert words_of(caught.value) == (
+        "An exception was thrown from the Python worker; ModuleNotFoundError: No module named 'a_module_of_the_users'"
+    )
+
+
 def test_more_dead_letters_than_allowed_fail_the_run(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
     flow = Pipeline("hopeless")
     flow.source(read.iterable(range(50))).map(lambda value: value["x"], name="wrong").sink(
@@ -146,21 +191,62 @@ def test_input_without_a_record_gives_an_empty_result(bulk: Callable[..., BulkRe
     assert (rows_of(tmp_path / "out"), [counts.taken for counts in result.stages]) == ([], [0, 0, 0])
 
 
-def test_one_key_and_100_000_keys_go_through_one_partition(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
+def test_one_key_and_a_million_keys_go_through_one_partition(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:
     flow = Pipeline("skewed")
-    numbers = flow.source(read.iterable(range(100_000)), name="in")
-    numbers.key_by(lambda _: "all", name="one").aggregate(total(), name="sum").last(name="end").sink(
-        write.jsonl(tmp_path / "one")
-    )
-    numbers.key_by(lambda number: number, name="own").aggregate(count(), name="n").last(name="last").sink(
-        write.jsonl(tmp_path / "many")
+    numbers = flow.source(read.iterable(range(1_000_000)), name="in")
+    numbers.filter(itself() < 100_000, name="some").key_by(lambda _: "all", name="one").aggregate(
+        total(), name="sum"
+    ).last(name="end").sink(write.jsonl(tmp_path / "one"))
+    numbers.key_by(itself(), name="own").aggregate(count(), name="n").last(name="last").sink(
+        write.text(tmp_path / "many")
     )
 
     result = bulk(flow, partitions=1)
 
     assert rows_of(tmp_path / "one") == [{"key": "all", "value": 4_999_950_000}]
-    assert Counter(row["value"] for row in rows_of(tmp_path / "many")) == {1: 100_000}
-    assert [counts.emitted for counts in result.stages] == [200_000, 1, 100_000]
+    (many,) = (tmp_path / "many").glob("part-*")
+    assert many.read_text() == "".join(f"{number}: 1\n" for number in range(1_000_000))
+    assert [counts.emitted for counts in result.stages] == [1_100_000, 1, 1_000_000]
+
+
+FORCED_SPILLS = "spark.shuffle.spill.numElementsForceSpillThreshold"
+
+
+@pytest.fixture
+def spilling(spark: Any) -> Iterator[Callable[[], int]]:
+    """Spark's sorters hold four rows in memory, and write the others to disk. How many bytes that were until now."""
+    jvm, gateway, context = spark._jvm, spark.sparkContext._gateway, spark.sparkContext._jsc.sc()
+    store, conf = context.statusStore(), context.conf()
+
+    def spilled() -> int:
+        everything = None, False, False, gateway.new_array(jvm.double, 0), jvm.java.util.ArrayList()
+        stages = store.stageList(*everything)
+        return sum(stages.apply(place).diskBytesSpilled() for place in range(stages.size()))
+
+    conf.set(FORCED_SPILLS, "4")
+    yield spilled
+    conf.remove(FORCED_SPILLS)
+
+
+def test_rows_that_spark_spills_come_in_their_order(
+    bulk: Callable[..., BulkResult], spilling: Callable[[], int], tmp_path: Path
+) -> None:
+    flow = Pipeline("spilled")
+    lines = flow.source(read.text(a_text(tmp_path / "in", 15_000)), name="in")
+    keyed = lines.map(str.split, name="split").key_by(lambda words: words[0], name="by")
+    keyed.stateful_map(lambda _, words, seen: ([seen or 0, int(words[1])], (seen or 0) + 1), name="numbered").sink(
+        write.jsonl(tmp_path / "out")
+    )
+    before = spilling()
+
+    bulk(flow)
+
+    assert spilling() > before
+    in_order = [number for file in range(3) for number in range(file, 15_000, 3)]
+    expected = {f"k{key}": [number for number in in_order if number % 5 == key] for key in range(5)}
+    assert by_key(tmp_path / "out") == {
+        key: [list(pair) for pair in enumerate(found)] for key, found in expected.items()
+    }
 
 
 def test_each_sink_gets_each_record_once(bulk: Callable[..., BulkResult], tmp_path: Path) -> None:

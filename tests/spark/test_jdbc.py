@@ -1,4 +1,7 @@
-"""read.jdbc on Derby, which PySpark has: the rows of the table, copied once, whoever dies and whatever is changed."""
+"""read.jdbc: the rows of the table, copied once, whoever dies and whatever is changed; on Derby, which PySpark has.
+
+What PostgreSQL and MariaDB have and Derby has not is read of one of these, with the drivers of Debian.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from pipeline import Pipeline, read, write
@@ -25,12 +29,18 @@ from pipeline.spark.bulk.handover import positions
 from pipeline.store.senders import FeedAddress
 from tests import jvm
 from tests.e2e.chaos import Site, read_rows, wait_until
+from tests.mariadb import MariaDbServer
 from tests.runtime.harness import LocalJob
+
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
 
 pytestmark = pytest.mark.timeout(900)
 
 SECONDS = 600.0
 """Spark's start takes its time on a busy machine."""
+
+DRIVERS = Path("/usr/share/java")
 
 STAGING = "a [1]{x}%20 ü"
 
@@ -184,6 +194,200 @@ def test_a_table_without_rows_is_a_source_without_records(
     assert feed(source) == in_bulk(spark, source, tmp_path) == []
 
 
+def add_driver(spark: Any, jar: str, package: str) -> None:
+    assert (DRIVERS / jar).exists(), f"apt-get install {package}"
+    spark.sql(f"ADD JAR '{DRIVERS / jar}'")
+
+
+def a_table_of(types: list[tuple[str, str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Of types, each with what is written and what is in the record: what makes the table `t`, and its records.
+
+    The second one has NULL in all columns but `id`.
+    """
+    columns = ", ".join(f"c{place} {kind}" for place, (kind, _, _) in enumerate(types))
+    values = ", ".join(written for _, written, _ in types)
+    row = {"id": 1} | {f"c{place}": value for place, (_, _, value) in enumerate(types)}
+    statements = [f"CREATE TABLE t (id int, {columns})", f"INSERT INTO t VALUES (1, {values})"]
+    return [*statements, "INSERT INTO t (id) VALUES (2)"], [row, {**dict.fromkeys(row), "id": 2}]
+
+
+# --- PostgreSQL
+
+PASSWORD = "s3cret"
+
+
+@pytest.fixture
+def postgres(spark: Any, postgres_server: PostgresServer, postgres_url: str) -> Iterator[Callable[..., SourceSpec]]:
+    """Makes a source of a table or query of an empty database, after some statements."""
+    add_driver(spark, "postgresql.jar", "libpostgresql-jdbc-java")
+    name = postgres_url.rpartition("/")[2]
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute("SET scram_iterations = 4096")  # the least that Java takes; the server's own has one
+        admin.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
+
+        def source(table: str, staging: Path, *statements: str, password: str = PASSWORD, **options: Any) -> SourceSpec:
+            for statement in statements:
+                admin.execute(statement)
+            return read.jdbc(
+                f"jdbc:postgresql://127.0.0.1:{postgres_server.port}/{name}",
+                table,
+                staging=staging / STAGING,
+                driver="org.postgresql.Driver",
+                properties={"user": name, "password": password},
+                **options,
+            )
+
+        yield source
+    postgres_server.execute(f"DROP ROLE {name}")
+
+
+POSTGRES_TYPES = [
+    ("smallint", "3", 3),
+    ("bigint", "9000000000", 9_000_000_000),
+    ("numeric(31, 2)", "12345678901234567890123456789.50", "12345678901234567890123456789.50"),
+    ("numeric", "1.5", "1.500000000000000000"),
+    ("real", "1.5", 1.5),
+    ("boolean", "true", True),
+    ("text", "'ü'", "ü"),
+    ("char(3)", "'ab'", "ab "),
+    ("bytea", r"'\x00ff'", b"\x00\xff"),
+    ("date", "'0001-02-03'", "0001-02-03"),
+    ("timestamp", "'2500-03-29 02:30:00.123456'", datetime(2500, 3, 29, 2, 30, 0, 123456, UTC)),
+    ("timestamp", "'0001-01-01 00:00:00'", datetime(1, 1, 1, tzinfo=UTC)),
+    ("timestamptz", "'2025-03-30 02:30:00.123456+02'", datetime(2025, 3, 30, 0, 30, 0, 123456, UTC)),
+    ("timestamptz", "'infinity'", datetime(9999, 12, 31, 23, 59, 59, 999000, UTC)),
+    ("timestamp", "'infinity'", datetime(9999, 12, 31, 23, 59, 59, 999000, UTC)),
+    ("time", "'12:13:14'", "12:13:14"),
+    ("time with time zone", "'12:13:14.5+02'", "10:13:14.500000"),
+    ("uuid", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("jsonb", """'{"a": 1}'""", '{"a": 1}'),
+    ("interval", "'1 day 02:00:00'", "1 day 02:00:00"),
+    ("inet", "'10.0.0.1'", "10.0.0.1"),
+    ("int[]", "'{1, 2, NULL}'", [1, 2, None]),
+    ("text[]", "'{a, NULL}'", ["a", None]),
+    ("timestamptz[]", "'{2020-01-01 00:00:00+00}'", [datetime(2020, 1, 1, tzinfo=UTC)]),
+    ("numeric(10, 2)[]", "'{1.50}'", ["1.50"]),
+    ("mood", "'ok'", "ok"),
+]
+
+
+def test_every_type_of_postgresql_has_its_form_in_a_record_live_and_in_bulk(
+    spark: Any, postgres: Callable[..., SourceSpec], feed: Callable[[SourceSpec], list[Any]], tmp_path: Path
+) -> None:
+    statements, expected = a_table_of(POSTGRES_TYPES)
+    source = postgres("t", tmp_path, "CREATE TYPE mood AS ENUM ('sad', 'ok')", *statements)
+
+    assert sorted(feed(source), key=lambda each: each["id"]) == expected
+    assert sorted(in_bulk(spark, source, tmp_path), key=lambda each: each["id"]) == expected
+
+
+def test_a_time_before_the_first_year_is_a_dead_letter_and_not_another_time(
+    spark: Any, postgres: Callable[..., SourceSpec], tmp_path: Path
+) -> None:
+    source = postgres("SELECT '0044-03-15 12:00 BC'::timestamp AS ides UNION SELECT '2024-03-15'", tmp_path)
+    flow = Pipeline("rows")
+    flow.source(source, name="in").sink(write.jsonl(tmp_path / "out"), name="all")
+
+    result = run_bulk(flow, spark)
+
+    (letter,) = result.letters
+    assert "column 'ides': a date or time outside of the years 1 to 9999" in letter.error
+
+
+def test_ranges_of_a_column_of_times_give_each_row_once(
+    postgres: Callable[..., SourceSpec], feed: Callable[[SourceSpec], list[Any]], tmp_path: Path
+) -> None:
+    source = postgres(
+        "n",
+        tmp_path,
+        "CREATE TABLE n AS SELECT id, timestamptz '2026-01-01 00:00+00' + id * interval '1 hour' AS placed"
+        " FROM generate_series(1, 4096) AS id",
+        "UPDATE n SET placed = NULL WHERE id = 7",
+        partition_column="placed",
+        lower="2026-02-01 00:00:00",
+        upper="2026-03-01",
+        partitions=3,
+    )
+
+    assert sorted(row["id"] for row in feed(source)) == list(range(1, 4_097))
+
+
+def test_what_postgresql_refuses_is_told_in_its_words(postgres: Callable[..., SourceSpec], tmp_path: Path) -> None:
+    def said(table: str, **options: str) -> str:
+        error = refused(postgres(table, tmp_path, **options), tmp_path)
+        assert isinstance(error, InputError)
+        return str(error)
+
+    assert "password authentication failed for user" in said("t", password="s3cret-wrong")
+    assert 'relation "nope" does not exist' in said("nope")
+    assert "division by zero" in said("SELECT 1 / 0 AS x")
+
+
+# --- MariaDB
+
+MARIADB_TYPES = [
+    ("tinyint unsigned", "255", 255),
+    ("bigint unsigned", "18446744073709551615", "18446744073709551615"),
+    ("decimal(38, 10)", "123.45", "123.4500000000"),
+    ("boolean", "true", True),
+    ("float", "1.5", 1.5),
+    ("date", "'2024-01-02'", "2024-01-02"),
+    ("datetime(6)", "'2024-03-31 02:30:00.123456'", datetime(2024, 3, 31, 2, 30, 0, 123456, UTC)),
+    ("time(6)", "'12:13:14.5'", "12:13:14.500000"),
+    ("varchar(9)", "'ü'", "ü"),
+    ("enum('a', 'b')", "'a'", "a"),
+    ("json", """'{"a": 1}'""", '{"a": 1}'),
+    ("blob", "x'00ff'", b"\x00\xff"),
+    ("uuid", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+]
+
+
+@pytest.fixture
+def mariadb(spark: Any, tmp_path: Path) -> Iterator[Callable[..., SourceSpec]]:
+    """Makes a source of a table, after some statements."""
+    add_driver(spark, "mariadb-java-client.jar", "libmariadb-java")
+    jvm, name, server = spark._jvm, "org.mariadb.jdbc.Driver", MariaDbServer()
+    driver = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name).newInstance()
+
+    def source(address: str, table: str, *statements: str) -> SourceSpec:
+        connection = driver.connect(f"jdbc:mariadb://127.0.0.1:{server.port}/shop", jvm.java.util.Properties())
+        for statement in statements:
+            connection.createStatement().execute(statement)
+        connection.close()
+        url = address.format(f"127.0.0.1:{server.port}/shop")
+        return read.jdbc(url, table, staging=tmp_path / STAGING, driver=name)
+
+    yield source
+    server.close()
+
+
+def test_every_type_of_mariadb_has_its_form_in_a_record_live_and_in_bulk(
+    spark: Any, mariadb: Callable[..., SourceSpec], feed: Callable[[SourceSpec], list[Any]], tmp_path: Path
+) -> None:
+    statements, expected = a_table_of(MARIADB_TYPES)
+    source = mariadb("jdbc:mysql://{}?permitMysqlScheme", "t", *statements)
+
+    assert sorted(feed(source), key=lambda each: each["id"]) == expected
+    assert sorted(in_bulk(spark, source, tmp_path), key=lambda each: each["id"]) == expected
+
+
+def test_a_database_that_would_give_the_names_of_columns_as_values_is_refused(
+    spark: Any, mariadb: Callable[..., SourceSpec], tmp_path: Path
+) -> None:
+    table = "SELECT word FROM t WHERE word <> 'b'"
+    source = mariadb("jdbc:mariadb://{}", table, "CREATE TABLE t (word text)", "INSERT INTO t VALUES ('a'), ('b')")
+    quoting = mariadb("jdbc:mariadb://{}?sessionVariables=sql_mode=ANSI_QUOTES", table)
+
+    error = refused(source, tmp_path)
+
+    assert isinstance(error, InputError)
+    assert 'takes "names" in double quotes for texts' in str(error)
+    assert "jdbc:mysql://host/name?permitMysqlScheme" in error.hint
+    assert in_bulk(spark, quoting, tmp_path) == [{"word": "a"}]
+    missing = str(refused(mariadb("jdbc:mariadb://{}", "nope"), tmp_path))
+    assert "nope' doesn't exist" in missing
+
+
 # --- deaths
 
 
@@ -276,7 +480,8 @@ def test_a_job_whose_feeder_is_killed_needs_the_database_no_more(spark: Any, sit
 
     assert sorted(read_rows(run.folder / "out")) == list(range(1, 65_537))
     assert not any("s3cret" in word for word in commands)
-    assert "s3cret" not in run.said() + run.log("source")
+    assert "copying N of jdbc:derby:" in run.log("source0")
+    assert "s3cret" not in run.said() + run.log("source0")
     assert list(staging.iterdir()) == []
 
 
@@ -341,16 +546,16 @@ def test_what_the_database_refuses_is_told_in_its_words(shop: Database, tmp_path
     assert """the column 'THINGS' is of the type "APP"."LIST", which no record can hold""" in said("T")
 
 
-@pytest.mark.parametrize("driver", [None, "org.postgresql.Driver"])
+@pytest.mark.parametrize("driver", [None, "com.mysql.cj.jdbc.Driver"])
 @pytest.mark.usefixtures("spark")
 def test_a_driver_that_is_missing_is_named_with_what_to_do(driver: str | None, tmp_path: Path) -> None:
-    url = "jdbc:postgresql://shop:s3cret@127.0.0.1:1/shop"
+    url = "jdbc:mysql://shop:s3cret@127.0.0.1:1/shop"
     source = read.jdbc(url, "t", staging=tmp_path / STAGING, driver=driver, properties={"password": "s3cret"})
 
     error = refused(source, tmp_path)
 
     assert isinstance(error, EnvironmentFault)
-    assert "Spark has no JDBC driver for jdbc:postgresql://127.0.0.1:1/shop" in str(error)
+    assert "Spark has no JDBC driver for jdbc:mysql://127.0.0.1:1/shop" in str(error)
     assert "--conf spark.jars=/path/driver.jar" in error.hint
 
 

@@ -50,23 +50,43 @@ def test_every_python_process_of_a_session_has_the_installed_pyspark(spark: Any)
     assert (frame.columns, [tuple(row) for row in frame.collect()]) == ([str(INSTALLED)], [(str(INSTALLED),)])
 
 
+OF_SPARK = f"{ZIP}:/spark/py4j-0.10.9.9-src.zip:/spark/jars/spark-core_2.13-4.3.0.jar"
+PATHS = {
+    OF_SPARK: [],
+    f"/a user's [*]::{OF_SPARK}:/my pyspark.zip.d": ["/a user's [*]", "/my pyspark.zip.d"],
+    "": [],
+    None: [],
+}
+
+
 @pytest.mark.parametrize("name", ["plain", 'it\'s a "$folder"'])
-def test_the_installed_pyspark_comes_before_sparks_own_zip(tmp_path: Path, name: str) -> None:
+def test_the_installed_pyspark_is_in_front_in_the_place_of_sparks_archives_and_other_paths_stay(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).mkdir()
     program = python_program(tmp_path / name)
+    bare = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
+    own = _said(sys.executable, tmp_path, bare)[1:]
 
-    for paths in ({"PYTHONPATH": str(ZIP)}, {}):
-        said = subprocess.run(
-            [program, "-c", "import pyspark, sys; print(pyspark.__file__, sys.argv, '' in sys.path[1:])", "a b", ""],
-            cwd=tmp_path,
-            env={**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **paths},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+    for given, others in PATHS.items():
+        file, *found = _said(program, tmp_path, bare if given is None else {**bare, "PYTHONPATH": given})
 
-        assert said.stdout == f"{tmp_path / name}/python/pyspark/__init__.py ['-c', 'a b', ''] False\n"
+        assert file == f"{tmp_path / name}/python/pyspark/__init__.py"
+        assert found == ["['-c', 'a b', '']", "", f"{tmp_path / name}/python", *others, *own[2:]]
+
+
+def _said(program: Path | str, folder: Path, environment: dict[str, str]) -> list[str]:
+    code = "import pyspark, sys; print(pyspark.__file__, sys.argv, *sys.path, sep='\\n')"
+    done = subprocess.run(
+        [program, "-c", code, "a b", ""],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.splitlines()
 
 
 def test_where_no_program_may_be_run_from_the_folder_it_is_this_python(

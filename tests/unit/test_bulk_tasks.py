@@ -215,7 +215,7 @@ def test_a_state_that_cannot_be_stored_gives_its_record_up() -> None:
 def test_timers_fire_by_due_time_and_upstream_first_and_those_that_were_cleared_do_not() -> None:
     timers = OpenTimers(["up", "down"])
     for operator, key, due in (("down", "a", 5), ("up", "b", 5), ("up", "a", 9), ("down", "c", 1), ("up", "x", 2)):
-        timers.add(Timer(operator, key, due))
+        timers.add([Timer(operator, key, due)])
     timers.change(Step({}, {}, [Timer("up", "d", 3)], [Timer("up", "x", 2)], 0))
 
     first = timers.take(3)

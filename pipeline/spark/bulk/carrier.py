@@ -344,8 +344,7 @@ class _Work:
         if seed is not None:
             for operator, key, value in seed.state(stage, self._partition):
                 self._stepper.state[operator][key] = value
-            for timer in seed.timers(stage, self._partition):
-                self._stepper.timers.add(timer)
+            self._stepper.timers.add(seed.timers(stage, self._partition))
 
     def take_finals(self, groups: Groups, aggregate: str, last: str) -> Iterator[pa.RecordBatch]:
         """Ends the input of these keys, of which the aggregate has these states."""

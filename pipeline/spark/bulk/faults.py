@@ -10,10 +10,15 @@ from typing import Final
 import msgspec
 
 from pipeline import errors
-from pipeline.errors import CeleriacError
+from pipeline.errors import CeleriacError, EnvironmentFault
 
 _MARK: Final = "celeriac-fault:"
 _MARKED: Final = re.compile(re.escape(_MARK) + r'(\{"kind":.*?\}):end')
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_RAISED: Final = re.compile(r"^([ \t]*).*" + re.escape(_TRACEBACK) + r"\n(?:\1[ \t].*\n|\n)*\1(\S.*)", re.MULTILINE)
+_CALLING: Final = "An error occurred while calling"
+"""The first line of py4j, which says nothing."""
+_NOT_INSTALLED: Final = "ModuleNotFoundError: No module named 'pipeline'"
 
 
 class TaskFault(Exception):
@@ -37,7 +42,7 @@ def told() -> Iterator[None]:
 
 
 def translated(error: Exception) -> CeleriacError | None:
-    """The error of ours that a task raised, or None when Spark failed by itself."""
+    """The error of ours that a task raised, or for a task that could not load us; None when Spark failed by itself."""
     for text in reversed(_MARKED.findall(str(error))):
         try:
             fault = msgspec.json.decode(text, type=_Fault)
@@ -47,14 +52,26 @@ def translated(error: Exception) -> CeleriacError | None:
         if not isinstance(kind, type) or not issubclass(kind, CeleriacError):
             kind = CeleriacError
         return kind(fault.message, hint=fault.hint)
+    if _raised_in_python(error) == [_NOT_INSTALLED]:
+        return EnvironmentFault(
+            "the Python processes of Spark have no celeriac",
+            hint="install it where they run, or set PYSPARK_PYTHON to the Python that has it, before Spark or its"
+            " Connect server starts",
+        )
     return None
 
 
 def words_of(error: Exception) -> str:
-    """The lines of an error of Spark that a person can use: the first, and the innermost cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith("Caused by:")]
-    return "; ".join(dict.fromkeys([*lines[:1], *causes[-1:]])) or repr(error)
+    """The lines of an error of Spark that a person can use: the first, what Python raised, and the innermost cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(_CALLING)]
+    causes = [line for line in lines if line.startswith("Caused by:") and not line.endswith(":")]
+    first = [line.removesuffix(_TRACEBACK).strip(": ") for line in lines[:1]]
+    return "; ".join(dict.fromkeys([*first, *_raised_in_python(error), *causes[-1:]])) or repr(error)
+
+
+def _raised_in_python(error: Exception) -> list[str]:
+    """The line of the exception below the last traceback, if there is one."""
+    return [line.strip() for _, line in _RAISED.findall(str(error))[-1:]]
 
 
 def _clean(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from pyspark.sql import SparkSession
 
-from pipeline.spark.session import is_connect
+from pipeline.spark.session import is_connect, make_active
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class SparkThread:
         def run() -> None:
             try:
                 if self.session is not None:
+                    make_active(self.session)
                     _tag_jobs(self.session, self._tag)
                 answer.append(function())
             except BaseException as error:  # it is raised in the thread that waits

@@ -110,9 +110,8 @@ class BulkStepper:
             return outcome
         except (OperatorError, EncodingError):
             self._restore(before)
-        for key, value in zip(keys, values(), strict=True):
-            self.state[operator][key] = value
-            self.timers.add(Timer(operator, key, MAX_TIME))
+        self.state[operator].update(zip(keys, values(), strict=True))
+        self.timers.add(Timer(operator, key, MAX_TIME) for key in keys)
         return outcome
 
     def _runnable(self, batch: Batch, outcome: Outcome) -> list[int] | None:
@@ -153,7 +152,7 @@ class BulkStepper:
     def _fire_first(self, timers: Sequence[Timer], outcome: Outcome) -> None:
         """The first by itself. The others come next: it may have set one that precedes them."""
         first, rest = timers[0], timers[1:]
-        self.timers.put_back(rest)
+        self.timers.add(rest)
         run = lambda: self._apply(self._kernel.fire([first], self.state), [first])  # noqa: E731
         failure, tried = self._try([first.key], run, outcome)
         if failure is not None:

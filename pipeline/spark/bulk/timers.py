@@ -5,14 +5,18 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, TypeAlias
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
 
 from pipeline.kernel.contract import Step
 from pipeline.records import Timer
 
 Moment: TypeAlias = tuple[int, int, str]
 """Due time, and the operator behind its place in firing order."""
+
+
+_DUE: Final = attrgetter("due", "operator")
 
 
 class OpenTimers:
@@ -34,15 +38,17 @@ class OpenTimers:
         for waiting in self._open.values():
             yield from waiting.values()
 
-    def add(self, timer: Timer) -> None:
-        """Sets it; nothing changes where it is set."""
-        moment = self._moment(timer)
-        waiting = self._open.get(moment)
-        if waiting is None:
-            # To take from the front of a plain dict is to pass over all that went before.
-            waiting = self._open[moment] = OrderedDict()
-            heapq.heappush(self._heap, moment)
-        waiting.setdefault(timer.key, timer)
+    def add(self, timers: Iterable[Timer]) -> None:
+        """Sets them; nothing changes for one that is set."""
+        for (due, operator), together in groupby(timers, key=_DUE):
+            moment = self._moment(due, operator)
+            waiting = self._open.get(moment)
+            if waiting is None:
+                # To take from the front of a plain dict is to pass over all that went before.
+                waiting = self._open[moment] = OrderedDict()
+                heapq.heappush(self._heap, moment)
+            for timer in together:
+                waiting.setdefault(timer.key, timer)
 
     def take(self, most: int) -> list[Timer]:
         """The next ones to fire. They are no longer open: what did not fire must be put back."""
@@ -55,24 +61,20 @@ class OpenTimers:
                 self._open.pop(heapq.heappop(self._heap), None)
         return taken
 
-    def put_back(self, timers: Iterable[Timer]) -> None:
-        for timer in timers:
-            self.add(timer)
-
     def change(self, step: Step, given: Sequence[Timer] = ()) -> None:
         """What a step has set and cleared; of the timers that it was `given` those that have not fired stay open."""
         left = {(timer.operator, timer.key, timer.due): timer for timer in given}
         for timer in step.timers_cleared:
             if left.pop((timer.operator, timer.key, timer.due), None) is None:
                 self._remove(timer)
-        self.put_back(left.values())
-        self.put_back(step.timers_set)
+        self.add(left.values())
+        self.add(step.timers_set)
 
     def _remove(self, timer: Timer) -> None:
-        moment = self._moment(timer)
+        moment = self._moment(timer.due, timer.operator)
         waiting = self._open.get(moment, OrderedDict())
         if waiting.pop(timer.key, None) is not None and not waiting:
             del self._open[moment]
 
-    def _moment(self, timer: Timer) -> Moment:
-        return timer.due, self._rank.get(timer.operator, -1), timer.operator
+    def _moment(self, due: int, operator: str) -> Moment:
+        return due, self._rank.get(operator, -1), operator
