@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from pipeline.embedded.forks import begin_program, has_one_thread, name_process
-from pipeline.embedded.process import die_with_parent, end_this_process
+from pipeline.embedded.process import die_with_parent, run_and_end
 from stages.supervision import ChildSpec, Process, Starter, execute
 
 PRELOADED: Final = (
@@ -97,8 +97,7 @@ class Nursery:
             gc.enable()
         if pid == 0:
             ours.close()
-            module = _keep(theirs)
-            end_this_process(import_module(module).main())
+            run_and_end(lambda: import_module(_keep(theirs)).main())
         gc.unfreeze()
         theirs.close()
         return cls(ours, pid)

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn, TextIO
 
-from pipeline.embedded.process import die_with_parent, end_this_process
+from pipeline.embedded.process import die_with_parent, run_and_end
 
 _HEARD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -113,19 +113,16 @@ def fork_program(
 
 
 def _run(module: str, stdin: int, tie: Callable[[], None], begin: Callable[[], None]) -> NoReturn:
-    """In the child, which must never come to what is behind `fork_program` in its caller."""
-    code = 1
-    try:
+    def program() -> int:
         tie()
         os.dup2(stdin, 0)
         begin()
         sys.stdin, sys.stdout, sys.stderr = _streams()
         _find_modules()
         gc.freeze()  # else the first collection would copy all that is shared
-        code = import_module(module).main()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    end_this_process(code)
+        return int(import_module(module).main())
+
+    run_and_end(program)
 
 
 def begin_program(

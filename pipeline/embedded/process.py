@@ -74,6 +74,28 @@ def end_process(process: Child, seconds: float) -> None:
         process.wait()
 
 
+def run_and_end(main: Callable[[], int]) -> NoReturn:
+    """Ends this process, from its main thread, with what `main` returns or raises, as Python ends a program.
+
+    So a forked process never comes to what is behind the fork in the one that it is a copy of.
+    """
+    code = 1
+    try:
+        code = main()
+    except SystemExit as leaving:
+        code = _code_of(leaving)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    end_this_process(code)
+
+
+def _code_of(leaving: SystemExit) -> int:
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
 def end_this_process(code: int) -> NoReturn:
     """Ends this process, from its main thread, as `sys.exit`: behind its threads and what is registered for its end.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -127,14 +127,18 @@ class StageKernel:
         self._flow(operator, batch, state, work)
         return work.step()
 
-    def _runs(self, timers: Iterable[Timer]) -> Iterator[tuple[str, list[Timer]]]:
+    def _runs(self, timers: Sequence[Timer]) -> Iterator[tuple[str, list[Timer]]]:
         """In firing order, cut where the operator changes or a key comes again: the first may clear it."""
-        for timer in timers:
-            if timer.operator not in self._rank:
+        for operator in dict.fromkeys(timer.operator for timer in timers):
+            if operator not in self._rank:
                 raise PipelineError(
-                    f"a timer of {timer.operator!r} is due, but stage {self._root!r} has no such operator",
+                    f"a timer of {operator!r} is due, but stage {self._root!r} has no such operator",
                     hint="keep the names of stateful operators when a pipeline continues an earlier job",
                 )
+        moments = {(timer.due, timer.operator) for timer in timers}
+        if len(moments) == 1 and len({timer.key for timer in timers}) == len(timers):  # as at the end of input
+            yield timers[0].operator, list(timers)
+            return
         run: list[Timer] = []
         seen: set[Any] = set()
         for timer in sorted(timers, key=lambda timer: (timer.due, self._rank[timer.operator])):

@@ -84,7 +84,11 @@ def main() -> int:
     except PipelineError as error:
         _log.error("%s (%s)", error, error.hint)
         return WRONG_PIPELINE
-    return run_feeder(settings)
+    try:
+        return run_feeder(settings)
+    finally:
+        # It ends by itself: SystemExit in the middle of Spark's end would look like a fault in the log.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _leave(_number: int, _frame: object) -> None:

@@ -114,6 +114,38 @@ def test_a_file_that_turns_out_damaged_while_it_is_read_fails_the_job(site: Site
     site.assert_clean("flow.py", "x.gz")
 
 
+TOLD_AS_IT_ENDS = f"""{HEAD}import atexit
+import os
+import signal
+from pathlib import Path
+
+
+def told_to_leave():
+    Path("told").touch()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if "CELERIAC_SOURCE" in os.environ:
+    atexit.register(told_to_leave)  # as Spark's end, which takes its time
+
+flow = Pipeline("copy")
+flow.source(read.text("x.gz"), name="input").sink(write.jsonl("out"), name="result")
+"""
+
+
+def test_a_feeder_that_has_failed_and_is_told_to_leave_as_it_ends_shows_no_fault_of_its_own(site: Site) -> None:
+    site.write(TOLD_AS_IT_ENDS)
+    packed = gzip.compress(random.Random(7).randbytes(5_000).hex().encode())
+    (site.root / "work/x.gz").write_bytes(packed[: len(packed) // 2])
+
+    run = site.start("flow.py", "--workers", "1")
+    run.finish(code=1)
+
+    assert (run.folder / "told").exists()
+    assert "x.gz cannot be unpacked" in told(run.said(), "error")
+    assert "the end of" not in run.said()
+
+
 def test_a_delimiter_that_looks_wrong_is_warned_of(site: Site) -> None:
     site.write(a_copy('read.csv("x.csv", delimiter=";")'))
     (site.root / "work/x.csv").write_text("a,b\n1,2\n")

@@ -196,6 +196,8 @@ def test_a_job_that_was_cancelled_goes_on_behind_what_it_had_read(site: Site) ->
     first.wait_for_taken(1_000)
     first.process.send_signal(signal.SIGTERM)
     first.finish(code=130)
+    assert "Traceback" not in first.log("source0")
+    assert "retired role=source child=source lines code=0" in first.log("node")
     written(folder / "log", "f", 501, 700)
     (folder / "log").rename(folder / "log.1")
     written(folder / "log", "g", 1, 10)

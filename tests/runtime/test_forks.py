@@ -42,6 +42,8 @@ if __name__ == "__main__":
 
 BROKEN = "def main():\n    raise OSError('broken on purpose')\n"
 
+LEAVES = "import sys\n\ndef main():\n    sys.exit({})\n"
+
 LIVES = "import time\n\ndef main():\n    print('here', flush=True)\n    time.sleep(600)\n    return 0\n"
 
 FORKS = """
@@ -137,6 +139,18 @@ def test_an_error_of_a_forked_program_is_in_its_log_and_ends_only_that(forks: Fo
 
     assert ended[1:] == ["1 1 1"]
     assert (tmp_path / "log").read_text().splitlines()[-1] == "OSError: broken on purpose"
+
+
+@pytest.mark.parametrize(("what", "code", "said"), [("None", 0, ""), ("3", 3, ""), ("'words'", 1, "words\n")])
+def test_a_forked_program_that_leaves_by_an_exception_ends_as_one_that_was_executed(
+    forks: Forks, tmp_path: Path, what: str, code: int, said: str
+) -> None:
+    (tmp_path / "modules/leaves.py").write_text(LEAVES.format(what))
+
+    ended = forks("leaves").communicate(timeout=30)[0].splitlines()
+
+    assert ended[1:] == [f"{code} {code} {code}"]
+    assert (tmp_path / "log").read_text() == said
 
 
 def test_a_forked_program_ends_when_its_parent_is_killed(forks: Forks, tmp_path: Path) -> None:

@@ -26,7 +26,10 @@ from stages.agent import Agent
 from stages.nursery import Forking, Nursery
 from stages.supervision import PYTHON, ChildSpec
 
-nursery = Nursery.open(["helpers"])
+try:
+    nursery = Nursery.open(["helpers"])
+except SystemExit:
+    print("a copy of the agent goes on")
 
 
 class Store:
@@ -90,6 +93,15 @@ if __name__ == "__main__":
 """
 
 
+LEAVES = """
+import sys
+
+def main():
+    print("leaving")
+    sys.exit(5)
+"""
+
+
 class Bench:
     """An agent with a nursery, as a process of its own."""
 
@@ -137,7 +149,7 @@ class Bench:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    for name, text in (("helpers", HELPERS), ("tells", TELLS), ("lives", LIVES)):
+    for name, text in (("helpers", HELPERS), ("tells", TELLS), ("lives", LIVES), ("leaves", LEAVES)):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     made: list[Bench] = []
 
@@ -175,6 +187,15 @@ def test_an_exit_code_reaches_the_agent_which_starts_the_process_again(start: Ca
     wait_until(lambda: len((bench.folder / "logs/a").read_text().splitlines()) > 1, "it was started again")
 
     assert bench.end() == 0
+
+
+def test_a_process_that_leaves_by_an_exception_is_no_copy_of_the_agent_then(start: Callable[..., Bench]) -> None:
+    bench = start("a=leaves")
+
+    wait_until(lambda: bench.children()["a"][2] == 5, "its exit code is known")
+
+    assert bench.end() == 0
+    assert set((bench.folder / "logs/a").read_text().splitlines()) == {"leaving"}
 
 
 def test_a_killed_process_is_replaced_under_a_title_that_names_it(start: Callable[..., Bench]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib.abc import PathEntryFinder
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,37 @@ def test_an_edit_is_seen_even_when_time_and_size_are_the_same(tmp_path: Path) ->
 
     assert load_pipeline(str(file)).name == "best"
     assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_module_that_came_since_the_folder_was_listed_is_found_though_the_folders_time_is_the_same(
+    tmp_path: Path,
+) -> None:
+    file = a_file(tmp_path, "import came_late\n" + GOOD)
+    before = tmp_path.stat()
+    assert "No module named 'came_late'" in str(refusal(file))
+
+    (tmp_path / "came_late.py").write_text("")
+    os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert load_pipeline(str(file)).name == "good"
+
+
+class Archive(PathEntryFinder):
+    """As a finder of modules in a zip file, which reads the whole of it for this on Python 3.11."""
+
+    is_read_again = False
+
+    def invalidate_caches(self) -> None:
+        self.is_read_again = True
+
+
+def test_archives_in_the_path_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Archive()
+    monkeypatch.setitem(sys.path_importer_cache, "/lib/modules.zip", archive)
+
+    load_pipeline(str(a_file(tmp_path)))
+
+    assert not archive.is_read_again
 
 
 def test_a_failed_load_leaves_the_earlier_module(tmp_path: Path) -> None:
