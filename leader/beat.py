@@ -11,6 +11,7 @@ from typing import Any
 from celery.beat import Scheduler
 
 from pipeline.errors import StoreError
+from pipeline.faultlog import FaultLog
 from pipeline.store import keys
 from pipeline.store.connection import connect
 from pipeline.store.leadership import LeaderRegistry
@@ -31,20 +32,18 @@ class Ring:
         queue = keys.leader_queue_name(name)
         self._tick = message(TICK, queue, queue, [])
         self._registry: LeaderRegistry | None = None
-        self._is_failing = False
+        self._faults = FaultLog(logger, "the leader's clock cannot ring")
 
     def ring(self) -> bool:
-        """True if a tick was queued. An unreachable Redis is told once and tried again at the next call."""
+        """True if a tick was queued. An unreachable Redis is logged and tried again at the next call."""
         if self._registry is None:
             self._registry = LeaderRegistry(Scripts(connect(self._redis_url)), self._name)
         try:
             is_queued = self._registry.ring(self._tick)
         except StoreError as error:
-            if not self._is_failing:
-                logger.warning("the leader's clock cannot ring: %s", error)
-            self._is_failing = True
+            self._faults.met(error)
             return False
-        self._is_failing = False
+        self._faults.over()
         return is_queued
 
 

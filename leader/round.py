@@ -12,6 +12,7 @@ from leader.duties.duty import Duty
 from leader.duties.retention import retire_silent_leaders
 from pipeline.errors import CeleriacError, DecodingError, StaleTerm, StoreError, StoreUnavailable, UnknownJob
 from pipeline.facts import JobFacts, JobRecord
+from pipeline.faultlog import FaultLog
 from pipeline.lifecycle import WORKING
 from pipeline.store.jobs import JobStore
 from pipeline.store.leadership import LeaderRegistry, Leadership
@@ -71,10 +72,10 @@ class Round:
         self._terms: dict[str, _Term] = {}
         self._ended_due: dict[str, float] = {}
         self._removals: dict[str, float] = {}
-        self._faults: dict[str, str] = {}
+        self._faults: dict[str, FaultLog] = {}
 
     def run_once(self) -> dict[str, int]:
-        """What was done -> how often, over all jobs. An unreachable Redis is waited out: logged once, then tried again.
+        """What was done -> how often, over all jobs. An unreachable Redis is waited out: logged, then tried again.
 
         Raises nothing that a single job or duty may cause.
         """
@@ -89,8 +90,7 @@ class Round:
         except StoreError as error:
             self._tell("", error)
         else:
-            if self._faults.pop("", None) is not None:
-                logger.info("Redis serves again")
+            self._serves("")
         return dict(counts)
 
     @property
@@ -125,7 +125,7 @@ class Round:
         except StoreError as error:
             self._tell(job, error)
         else:
-            self._faults.pop(job, None)
+            self._serves(job)
             self._removals.pop(job, None)
             return counts
         return {}
@@ -200,13 +200,14 @@ class Round:
             logger.info("lease lost, another leader acts: job=%s", job)
 
     def _tell(self, job: str, error: CeleriacError) -> None:
-        """Logs a fault when it appears and when it changes, not at each tick. `job` is empty for Redis as a whole."""
-        # An outage begins with a closed connection and goes on with a refused one: that is one fault.
-        text = type(error).__name__ if isinstance(error, StoreUnavailable) else f"{type(error).__name__}: {error}"
-        if self._faults.get(job) != text:
-            self._faults[job] = text
-            hint = f" ({error.hint})" if error.hint else ""
-            logger.warning("%s: %s%s", f"left alone: job={job}" if job else "no round", error, hint)
+        """`job` is empty for Redis as a whole."""
+        what = f"left alone: job={job}" if job else "no round"
+        self._faults.setdefault(job, FaultLog(logger, what)).met(error)
+
+    def _serves(self, job: str) -> None:
+        faults = self._faults.pop(job, None)
+        if faults is not None:
+            faults.over()
 
     def _drop_all_but(self, jobs: Sequence[str]) -> None:
         tables: list[dict[str, Any]] = [self._terms, self._ended_due, self._removals, self._faults]

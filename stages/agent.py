@@ -277,7 +277,7 @@ class Agent:
                 spec.role,
                 spec.name,
                 decision.quick_deaths,
-                spec.log,
+                spec.log or "-",
                 child.log_tail(),
             )
 

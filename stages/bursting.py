@@ -22,7 +22,7 @@ from pipeline.store.jobs import JobStore
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
 from stages.looking import look_again
-from stages.supervision import PYTHON
+from stages.supervision import PYTHON, open_log
 
 LOOK_SECONDS: Final = 1.0
 
@@ -40,13 +40,14 @@ class Bursting:
     """Follows the decisions. `environment` is laid over that of this process and holds the address and the job's file.
 
     Runs in a thread of its own, to whose life the command is tied. master: of Spark; empty for this host.
+    log: as that of a `ChildSpec`.
     """
 
     scripts: Scripts
     job: str
     environment: Mapping[str, str] = field(repr=False)
     master: str
-    log: Path
+    log: Path | None
     program: tuple[str, ...] = (*PYTHON, "pipeline.cli.main")
     _child: subprocess.Popen[bytes] | None = None
     _tried_ms: int = 0
@@ -77,7 +78,7 @@ class Bursting:
         argv = [*self.program, *arguments(self.job, self.environment["CELERIAC_PIPELINE"], wish, self.master)]
         _log.info("a burst begins: job=%s pool=%s why=%s", self.job, wish.pool, wish.why)
         try:
-            with open(self.log, "ab") as log:
+            with open_log(self.log) as log:
                 self._child = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,

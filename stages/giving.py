@@ -14,6 +14,7 @@ from typing import Final
 
 from pipeline.errors import DecodingError, StoreError
 from pipeline.facts import PartitionFacts
+from pipeline.faultlog import FaultLog
 from pipeline.lifecycle import WORKING
 from pipeline.nodes import able_workers, owned_by
 from pipeline.store.agents import AgentLink
@@ -40,6 +41,7 @@ class Leaving:
         self._moving = MovingStore(scripts, job)
         self._jobs = JobStore(scripts)
         self._job, self._node = job, node
+        self._faults = FaultLog(_log, f"job={job}: whether the node is to leave cannot be read")
         self.is_due = False
 
     def look(self) -> bool:
@@ -48,7 +50,9 @@ class Leaving:
             if self._moving.is_to_stop(self._node):
                 self.is_due = not owned_by(self._jobs.facts(self._job), self._node)
         except (StoreError, DecodingError) as error:
-            _log.warning("job=%s: whether the node is to leave cannot be read: %s", self._job, error)
+            self._faults.met(error)
+        else:
+            self._faults.over()
         return self.is_due
 
 
@@ -78,12 +82,14 @@ class GivingAway:
         """
         until, left = self.clock() + GIVE_SECONDS, _Left([], [])
         is_told = False
+        faults = FaultLog(_log, f"job={self.job}: nothing can be given away now")
         while True:
             try:
                 left = self._look()
             except (StoreError, DecodingError) as error:
-                _log.warning("job=%s: nothing can be given away now: %s", self.job, error)
+                faults.met(error)
             else:
+                faults.over()
                 if not left.takable:
                     break
                 if not is_told:

@@ -6,27 +6,24 @@ import logging
 import threading
 from collections.abc import Callable
 
-from pipeline.errors import CeleriacError, StoreUnavailable, UnknownJob
+from pipeline.errors import CeleriacError, UnknownJob
+from pipeline.faultlog import FaultLog
 
 
 def look_again(
     look: Callable[[], None], stop: threading.Event, seconds: float, log: logging.Logger, followed: str
 ) -> None:
-    """Looks every so many seconds until `stop`, or until the job is gone. An outage of Redis is waited out, told once.
+    """Looks every so many seconds until `stop`, or until the job is gone. What fails is tried again.
 
     followed: what is looked at, for the log.
     """
-    is_failing = False
+    faults = FaultLog(log, f"{followed} cannot be followed")
     while not stop.wait(seconds):
         try:
             look()
         except UnknownJob:
             return
-        except StoreUnavailable as error:
-            if not is_failing:
-                log.warning("%s cannot be read: %s", followed, error)
-            is_failing = True
         except CeleriacError as error:
-            log.error("%s cannot be followed: %s", followed, error)
+            faults.met(error)
         else:
-            is_failing = False
+            faults.over()

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from pipeline.bursts import is_burst_pool
@@ -34,6 +33,7 @@ from pipeline.errors import (
     StoreUnavailable,
     UnknownJob,
 )
+from pipeline.faultlog import FaultLog
 from pipeline.lifecycle import WORKING, JobState
 from pipeline.nodes import NO_NAME, NODE_NAME
 from pipeline.pools import POOL
@@ -76,7 +76,7 @@ _FOREIGN_SECONDS: Final = 10.0
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 _MOST_PROCESSES: Final = 1000
 _NOT_STARTED: Final = 3
-_OUTPUT: Final = Path("/dev/stdout")  # the worker's log is the service's own output, where its engine expects it
+_OUTPUT: Final = None  # the worker's log is the service's own output, where its engine expects it
 
 _log = logging.getLogger("stages.member")  # its own name is __main__ when it runs
 
@@ -161,7 +161,7 @@ class JobWatch:
         self._store = store
         self._job = job
         self._works = False
-        self._told = ""
+        self._faults = FaultLog(_log, f"job={job} cannot be looked at")
         self.is_publishing = False
         """Whether the last look has found it so."""
 
@@ -176,21 +176,14 @@ class JobWatch:
                 _log.error("%s (%s)", gone, gone.hint)
             self._works = False
         except StoreUnavailable as error:
-            self._tell(error)
+            self._faults.met(error)
             return self._works
         except ForeignData as error:
-            self._tell(error)
+            self._faults.met(error)
             self._works = False
             return False
-        self._told = ""
+        self._faults.over()
         return self._works
-
-    def _tell(self, error: StoreError) -> None:
-        """Once, not at each look."""
-        kind = type(error).__name__ if isinstance(error, StoreUnavailable) else str(error)
-        if kind != self._told:
-            _log.warning("job=%s cannot be looked at: %s", self._job, error)
-        self._told = kind
 
 
 def run_member(settings: MemberSettings, asked: Asked, starter: Starter) -> None:

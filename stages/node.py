@@ -22,6 +22,7 @@ from pipeline.cli.nodes import NodeSettings
 from pipeline.embedded.forks import name_process
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
+from pipeline.faultlog import FaultLog
 from pipeline.lifecycle import JobState
 from pipeline.pools import POOL
 from pipeline.store import keys
@@ -119,11 +120,12 @@ def run_node(settings: NodeSettings, stop: threading.Event, starter: Starter) ->
 
 def earlier_incarnations(link: AgentLink, stop: threading.Event) -> dict[str, int]:
     """Worker -> its last number under an agent before this one. Waits for a store that is away, until `stop`."""
+    faults = FaultLog(_log, "not started yet")
     while not stop.is_set():
         try:
             return link.incarnations()
         except StoreUnavailable as error:
-            _log.warning("not started yet: %s", error)
+            faults.met(error)
             stop.wait(WATCH_SECONDS)
         except UnknownJob:
             break
@@ -259,15 +261,17 @@ class ChildWatch:
 
     def run(self, stop: threading.Event) -> None:
         """Looks again and again until `stop`, or until the job has failed."""
+        faults = FaultLog(_log, f"job={self.settings.job} cannot be looked at")
         while not stop.wait(WATCH_SECONDS):
             try:
                 if self.run_once(time.monotonic()):
                     return
+                faults.over()
             except (JobStateError, UnknownJob) as error:
                 _log.info("job=%s has ended already: %s", self.settings.job, error)
                 return
             except (StoreError, DecodingError) as error:
-                _log.warning("job=%s cannot be looked at: %s", self.settings.job, error)
+                faults.met(error)
 
     def run_once(self, now: float) -> bool:
         """True when the job was made to fail. Raises StoreError."""
@@ -288,15 +292,15 @@ class ChildWatch:
         workers = self.store.facts(self.settings.job).workers
         return any(each.name == worker and each.age_seconds < now - self.started_at for each in workers)
 
-    def _log(self, child: ChildStatus) -> Path:
+    def _log(self, child: ChildStatus) -> Path | None:
         if child.role == WORKER:  # there may be more of them than at first
             return Path(self.settings.logs) / f"{child.name}.log"
         return next(spec.log for spec in child_specs(self.settings) if spec.name == child.name)
 
 
-def last_words(log: Path) -> str:
+def last_words(log: Path | None) -> str:
     """The last line of a log that says something."""
-    if not log.is_file():
+    if log is None or not log.is_file():
         return "nothing"
     with open(log, "rb") as file:
         file.seek(max(0, file.seek(0, 2) - 8192))

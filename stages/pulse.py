@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, Final
 
 from pipeline.errors import StoreError, UnknownJob
+from pipeline.faultlog import FaultLog
 from pipeline.store.ownership import Ownership
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Pulse(threading.Thread):
         self._compare = compare
         self._server = ""
         self._stopping = threading.Event()
+        self._faults = FaultLog(logger, "no heartbeat")
         self.is_replaced = False
         """Whether a newer incarnation has its name."""
 
@@ -57,13 +59,14 @@ class Pulse(threading.Thread):
                     self.is_replaced = True
                     self._on_end()
                     return
+                self._faults.over()
                 last = self._listen(last)
             except UnknownJob as error:
                 logger.info("this worker ends: %s", error)
                 self._on_end()
                 return
             except StoreError as error:
-                logger.warning("no heartbeat: %s", error)
+                self._faults.met(error)
                 self._stopping.wait(_PAUSE_AFTER_ERROR_SECONDS)
 
     def stop(self) -> None:

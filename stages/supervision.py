@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -48,8 +48,9 @@ _LOG_TAIL_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process to keep. `env` is laid over the agent's own environment, `log` takes stdout and stderr.
+    """One process to keep. `env` is laid over the agent's own environment.
 
+    `log` takes stdout and stderr; None for where the agent itself writes.
     With `restart` it is started again however it ends; without, only when it ends with another code than 0.
     With `yields` it is not when it was replaced by a process of the same name that this agent has not started.
     `earlier` is how many incarnations there were before this agent: of two with one name the higher number stays.
@@ -61,7 +62,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(repr=False)  # may hold passwords
     role: str
     restart: bool
-    log: Path
+    log: Path | None
     earlier: int = 0
     version: str = ""
     yields: bool = False
@@ -247,14 +248,14 @@ class Child:
         self.incarnation = f"{self.spec.earlier + self.starts}-{secrets.token_hex(4)}"
         environment = {**os.environ, **self.spec.env, INCARNATION_VARIABLE: self.incarnation}
         try:
-            self.spec.log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.spec.log, "ab") as log:
-                process = start(self.spec, environment, log.fileno())
+            with open_log(self.spec.log) as output:
+                process = start(self.spec, environment, output)
             self.pidfd = _open_pidfd(process)
         except (OSError, subprocess.SubprocessError) as error:
+            log = self.spec.log or "the output of this process"
             raise EnvironmentFault(
                 f"{self.spec.role} {self.spec.name} cannot be started: {error}",
-                hint=f"check that {self.spec.argv[0]} can be run and {self.spec.log} can be written",
+                hint=f"check that {self.spec.argv[0]} can be run and {log} can be written",
             ) from error
         self._process = process
         self.started_at = now
@@ -312,11 +313,11 @@ class Child:
     def bound_log(self) -> None:
         """Begins the log anew when it is larger than MOST_LOG_BYTES; lines that come just then may be lost.
 
-        Not that of a service, whose output is for those to keep who started it. Never raises.
+        The output of the agent itself is for those to keep who started it. Never raises.
         """
         log = self.spec.log
         with suppress(OSError):
-            if log.is_symlink() or log.stat().st_size <= MOST_LOG_BYTES:
+            if log is None or log.stat().st_size <= MOST_LOG_BYTES:
                 return
             try:
                 shutil.copyfile(log, log.with_name(f"{log.name}.1"))
@@ -325,12 +326,30 @@ class Child:
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of its log file, for a person to read."""
+        if self.spec.log is None:
+            return "(see above: it is this one)"
         if not self.spec.log.is_file():
             return "(no log)"
         with open(self.spec.log, "rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             text = log.read().decode(errors="replace")
         return "\n".join(deque(text.splitlines(), maxlen=lines)) or "(the log is empty)"
+
+
+@contextmanager
+def open_log(log: Path | None) -> Iterator[int]:
+    """A descriptor of the file, to append to it; with None that of this process's own output, which a path does not
+    lead to where it is a socket, as under systemd, and where whoever opens a file anew writes over what others wrote.
+
+    Raises OSError.
+    """
+    if log is None and sys.__stdout__ is not None:
+        yield sys.__stdout__.fileno()
+        return
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log or os.devnull, "ab") as file:
+        yield file.fileno()
 
 
 def execute(spec: ChildSpec, environment: Mapping[str, str], log: int) -> Process:

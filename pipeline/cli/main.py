@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from pipeline.cli.streams import prepare_streams
 from pipeline.embedded.forks import allow_forks
 from pipeline.embedded.process import end_this_process
 from pipeline.errors import (
@@ -40,6 +41,7 @@ _REFUSED_BY_THE_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 def main() -> None:
     """The console script."""
+    prepare_streams()
     allow_forks()
     code = run_command(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up: a late Ctrl-C would only print a traceback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from pipeline.books import Books
-from pipeline.cli.balances import alarm_line, disagreements
 from pipeline.cli.bulk import SparkOptions, check_stream, has_engine
 from pipeline.cli.console import Console
+from pipeline.cli.earlyends import EarlyEnd
 from pipeline.cli.exits import Exit, JobFailed
+from pipeline.cli.farewells import see_off
 from pipeline.cli.filewatch import FileWatch
+from pipeline.cli.finishing import Finish
 from pipeline.cli.following import Follower
 from pipeline.cli.holdups import Holdups
 from pipeline.cli.interrupts import Interrupts
@@ -23,48 +25,27 @@ from pipeline.cli.link import Link
 from pipeline.cli.nodes import NodeSettings
 from pipeline.cli.openings import Beginning, new_job_id, open_job, partitions_of, still_held
 from pipeline.cli.pools import PoolWorkers, all_pools, kept_pools
-from pipeline.cli.reports import SHOWN_LETTERS, Result, accepted_lines, result_lines
+from pipeline.cli.reports import accepted_lines
 from pipeline.cli.savepoints import restored_lines
 from pipeline.cli.screen import Screen
-from pipeline.cli.services import NodeProcess, Server, Workspace, troubled_logs
-from pipeline.errors import (
-    CeleriacError,
-    EnvironmentFault,
-    JobStateError,
-    JobTaken,
-    SinkAhead,
-    StoreError,
-    TailLost,
-    UnknownJob,
-)
-from pipeline.facts import JobFacts, JobRecord
+from pipeline.cli.services import NodeProcess, Server, Workspace
+from pipeline.errors import CeleriacError, JobTaken, StoreError
+from pipeline.facts import JobRecord
 from pipeline.graph import Graph, Source
-from pipeline.lifecycle import ENDED, JobState
+from pipeline.lifecycle import JobState
 from pipeline.loader import file_of, load_graph
-from pipeline.losses import LOST, losses_since
 from pipeline.needs import IN_A_BURST, IN_A_STREAM, find_jdbc, find_needs, refuse_frames
 from pipeline.plan import PRODUCER_FORMAT, Plan, compile_plan, is_endless, is_followed
 from pipeline.pools import POOL
-from pipeline.publishing import (
-    check_effects,
-    check_targets,
-    discard_job,
-    file_sinks,
-    publish_job,
-    reason_to_finish,
-)
+from pipeline.publishing import check_effects, check_targets, discard_job
 from pipeline.scaling.settings import Scaling
 from pipeline.settings import Limits
-from pipeline.sinks.effects import EFFECT_FORMATS
-from pipeline.sinks.publisher import Published
 from pipeline.sources.layout import open_files
 from pipeline.sources.opening import check_source
 from pipeline.sources.versions import needs_copy
-from pipeline.store.books import BookStore
 from pipeline.store.connection import check_server, connect, without_password
 from pipeline.store.jobs import JobStore
-from pipeline.store.letters import DeadLetter
-from pipeline.store.losses import LossStore, unknown_job
+from pipeline.store.losses import unknown_job
 from pipeline.store.permissions import check_permissions
 from pipeline.store.scaling import ScalingStore
 from pipeline.store.scripts import Scripts
@@ -231,6 +212,21 @@ class Run:
     started_at: float
     workers: dict[str, int] = field(default_factory=dict)
     """How many there are at first, by pool."""
+    early: EarlyEnd = field(init=False)
+    finish: Finish = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.early = EarlyEnd(self.record, self.server, self.workspace, self.screen)
+        self.finish = Finish(
+            self.record,
+            self.scripts,
+            self.screen,
+            self.interrupts,
+            self.link,
+            self.early,
+            self.server.embedded is None,
+            self.started_at,
+        )
 
     @property
     def job(self) -> str:
@@ -240,33 +236,31 @@ class Run:
     def plan(self) -> Plan:
         return self.record.plan
 
-    @property
-    def can_go_on(self) -> bool:
-        """Whether what Redis holds outlives this process."""
-        return self.server.embedded is None or self.workspace.is_kept
-
     def to_end(self, stack: ExitStack) -> Exit:
         """Works, publishes and reports.
 
         Raises JobFailed, JobTaken, BrokenPipeError; any other error fails the job first.
         """
-        store = JobStore(self.scripts)
         if self.record.state is JobState.FINISHED:
-            return self._finished_before(store)
-        stack.callback(self._discard_unless_kept)
+            code = self.finish.finished_before()
+            self.workspace.is_kept = False
+            return code
+        stack.callback(self.early.discard_unless_kept)
         try:
             self._size()
         except KeyboardInterrupt:
-            self._cancel("Ctrl-C")
+            self.early.cancel("Ctrl-C")
             return Exit.INTERRUPTED
         except StoreError as error:
-            raise self._failed_by(error) from error
+            raise self.early.failed_by(error) from error
+        if self.server.embedded is not None:
+            stack.callback(self._see_off)
         stack.callback(self.node.close)  # before the server, on which its processes depend
         self._tell_accepted()
         try:
-            return self._work(store)
+            return self._work()
         except (KeyboardInterrupt, BrokenPipeError) as error:
-            self._cancel("its output was closed" if isinstance(error, BrokenPipeError) else "Ctrl-C")
+            self.early.cancel("its output was closed" if isinstance(error, BrokenPipeError) else "Ctrl-C")
             self.node.close()
             if isinstance(error, BrokenPipeError):
                 raise
@@ -276,18 +270,23 @@ class Run:
             raise
         except JobFailed:
             self.node.close()
-            self._show_logs()
+            self.early.show_logs()
             raise
         except CeleriacError as error:
             self.node.close()
-            if self._was_removed(error):
+            if self.early.was_removed(error):
                 discard_job(self.record)  # a worker may have begun a file after the command had cleared the folder
                 gone = unknown_job(self.job)
                 raise JobFailed(str(gone), hint=gone.hint) from error
-            self._show_logs()
-            raise self._failed_by(error) from error
+            self.early.show_logs()
+            raise self.early.failed_by(error) from error
 
-    def _work(self, store: JobStore) -> Exit:
+    def _see_off(self) -> None:
+        own_node = self.options.node or socket.gethostname()
+        see_off(JobStore(Scripts(connect(self.server.url))), self.job, own_node, self.interrupts)
+
+    def _work(self) -> Exit:
+        store = JobStore(self.scripts)
         self.interrupts.check()
         console = Console(self.scripts, self.record, self.screen.records, self.screen.warn)
         self._announce()
@@ -303,13 +302,13 @@ class Run:
         facts = follower.until_ended()
         self.screen.end_progress()
         if facts.record.state is not JobState.PUBLISHING:
-            return self._ended_early(facts)
+            return self.early.of_others(facts)
         self.link.insist(console.print_all)
-        published = self._publish(store, facts)
+        published = self.finish.publish(facts)
         self.node.close()
         self.workspace.is_kept = False
         ready_at = follower.ready_at or time.monotonic()
-        return self._report(store, published, ready_at - self.started_at, follower.is_drained)
+        return self.finish.report(published, ready_at - self.started_at, follower.is_drained)
 
     def _size(self) -> None:
         """Says how many workers there may be, before any is started. Raises UnknownJob, StoreError."""
@@ -372,6 +371,8 @@ class Run:
             words[POOL] = f"Spark on {self.options.spark.shown}"
         workers = "; ".join(text if pool == POOL else f"pool {pool}: {text}" for pool, text in words.items())
         self.screen.note(f"job {self.job}: {workers}, {counted(partitions, 'partition')} a stage, on {where}")
+        if self.server.embedded is not None and 0 in self.workers.values():
+            self.screen.note(f"nodes on this machine join it with --redis {shlex.quote(self.server.url)}")
         if self._wants_bursts() and not has_engine():
             self.screen.warn(f"warning: no Spark here: bursts wait for `celeriac worker {self.job} FILE.py --bursts`")
         for source in self._sources():
@@ -383,163 +384,3 @@ class Run:
                 )
             elif is_endless(source.spec.format, source.spec.options):
                 self.screen.note(f"source {source.name} is followed until Ctrl-C")
-
-    def _publish(self, store: JobStore, facts: JobFacts) -> list[Published]:
-        """From now on a Ctrl-C that was not there before cancels, and results not yet published do not appear."""
-        above = max(1, self.interrupts.count)
-        with self.interrupts.immediate(above=above):
-            published = self.link.insist(lambda: publish_job(store, facts.record))
-        self._check_kept(store, facts, above)
-        self.link.insist(lambda: self._finish(store, published), above=above)
-        discard_job(facts.record)
-        return published
-
-    def _check_kept(self, store: JobStore, before: JobFacts, above: int) -> None:
-        """Raises TailLost when Redis has less than it had before its files were published: they are not whole then."""
-        lines = losses_since(before, self.link.insist(lambda: store.facts(self.job), above=above), "the run")
-        if lines:
-            self.link.insist(lambda: store.losses(self.job).report(before.record.run, lines), above=above)
-            raise TailLost(f"{LOST}: {'; '.join(lines)}")
-
-    def _finish(self, store: JobStore, published: list[Published]) -> None:
-        """Raises JobFailed when somebody has ended the job while it was published."""
-        try:
-            store.transition(self.job, JobState.FINISHED, reason_to_finish(self.plan, published))
-        except JobStateError as error:
-            state = store.state(self.job)
-            if state is not JobState.FINISHED:  # else only the answer to an earlier attempt was lost
-                where = ", ".join(str(each.path) for each in published) or "no files"
-                raise JobFailed(
-                    f"the job {self.job} was made {state.value} by another command while it was published; "
-                    f"what was published stands: {where}",
-                    hint=self._how_to_go_on(),
-                ) from error
-
-    def _ended_early(self, facts: JobFacts) -> Exit:
-        """Somebody else ended the job: the leader, a feeder, the node, or another command."""
-        reason = facts.record.reason or "no reason was given"
-        if facts.record.losses:
-            lines = "".join(f"\n  - {line}" for line in facts.record.losses)
-            raise JobFailed(f"the job {self.job} has halted: {LOST}{lines}", hint=self._how_to_accept())
-        if facts.record.state is JobState.FAILED:
-            raise JobFailed(f"the job {self.job} failed: {reason}", hint=self._how_to_go_on())
-        if facts.record.state is JobState.CANCELLED:
-            hint = self._how_to_go_on()
-            self.screen.warn(f"the job {self.job} was cancelled: {reason}" + (f"; {hint}" if hint else ""))
-            return Exit.INTERRUPTED
-        if facts.record.state is JobState.SUSPENDED:
-            hint = self._how_to_go_on()
-            self.screen.warn(f"the job {self.job} is {reason}" + (f"; {hint}" if hint else ""))
-            return Exit.INTERRUPTED
-        return Exit.FINISHED  # another process has published it
-
-    def _report(self, store: JobStore, published: list[Published], start_seconds: float, is_drained: bool) -> Exit:
-        try:
-            facts, letters, totals, books = self.link.insist(lambda: self._read_all(store), above=self.interrupts.count)
-        except KeyboardInterrupt:
-            return self._unreported(published, "interrupted", Exit.INTERRUPTED)
-        except (StoreError, EnvironmentFault) as error:
-            return self._unreported(published, str(error), Exit.ENVIRONMENT)
-        total_seconds = time.monotonic() - self.started_at
-        sinks = list(zip(file_sinks(self.plan), published, strict=True)) if published else []
-        given = {
-            sink.name: totals.get(f"n:{sink.name}", 0) for sink in self.plan.sinks if sink.format in EFFECT_FORMATS
-        }
-        result = Result(facts, sinks, letters, total_seconds, start_seconds, is_drained, given, books)
-        for line in result_lines(result):
-            self.screen.note(line)
-        if self.server.embedded is None:
-            self.screen.note(f"`celeriac remove {self.job}` deletes what Redis keeps of it")
-        if disagreements(books, facts.alarms):
-            return Exit.UNBALANCED
-        if is_drained:
-            return Exit.INTERRUPTED
-        return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
-
-    def _unreported(self, published: list[Published], why: str, code: Exit) -> Exit:
-        """The end of a run that cannot read what it would say. The job is finished, and nothing changes that."""
-        where = "".join(f"\n  result: {each.path}" for each in published)
-        self.screen.warn(f"job {self.job} finished, and its results stand{where}")
-        self.screen.warn(f"warning: dead letters and the balance of its books could not be read: {why}")
-        return code
-
-    def _read_all(self, store: JobStore) -> tuple[JobFacts, list[DeadLetter], dict[str, int], Books]:
-        facts = store.facts(self.job)
-        letters = store.dead_letters(self.job, SHOWN_LETTERS)
-        return facts, letters, store.log_totals(facts.record), BookStore(self.scripts).read(facts.record)
-
-    def _finished_before(self, store: JobStore) -> Exit:
-        discard_job(self.record)  # in case whoever published it was killed before
-        self.workspace.is_kept = False
-        self.screen.note(f"the job {self.job} is finished already; {self.record.reason or 'its results stand'}")
-        facts = store.facts(self.job)
-        for alarm in facts.alarms:
-            self.screen.warn(alarm_line(alarm))
-        if facts.alarms:
-            return Exit.UNBALANCED
-        return Exit.DEAD_LETTERS if facts.dead_letters else Exit.FINISHED
-
-    def _cancel(self, reason: str) -> None:
-        self.screen.end_progress()
-        self._end_as(JobState.CANCELLED, reason)
-        hint = self._how_to_go_on()
-        self.screen.warn(f"cancelled job {self.job}" + (f"; {hint}" if hint else ""))
-
-    def _failed_by(self, error: CeleriacError) -> JobFailed:
-        self.screen.end_progress()
-        if isinstance(error, SinkAhead | TailLost):
-            return self._halted_by(error)
-        self._end_as(JobState.FAILED, str(error))
-        return JobFailed(f"the job {self.job} failed: {error}", hint=error.hint or self._how_to_go_on())
-
-    def _halted_by(self, error: CeleriacError) -> JobFailed:
-        if isinstance(error, SinkAhead):
-            try:
-                LossStore(Scripts(connect(self.server.url)), self.job).report(self.record.run, [str(error)])
-            except StoreError as other:
-                self.screen.warn(f"the job could not be told that it has halted: {other}")
-        said = str(error).removeprefix(f"{LOST}: ")
-        return JobFailed(f"the job {self.job} has halted: {LOST}\n  - {said}", hint=self._how_to_accept())
-
-    def _was_removed(self, error: CeleriacError) -> bool:
-        """Whoever removes a job also takes its files away, which may be noticed first."""
-        if isinstance(error, UnknownJob):
-            return True
-        try:
-            JobStore(Scripts(connect(self.server.url))).state(self.job)
-        except UnknownJob:
-            return True
-        except StoreError:
-            return False
-        return False
-
-    def _end_as(self, state: JobState, reason: str) -> None:
-        """On a connection of its own: an interrupt may have left the other one in the middle of an answer."""
-        try:
-            store = JobStore(Scripts(connect(self.server.url)))
-            if store.state(self.job) not in ENDED:
-                store.transition(self.job, state, reason)
-        except StoreError as error:
-            if self.can_go_on:
-                self.screen.warn(f"the job could not be told that it is {state.value}: {error}")
-
-    def _how_to_go_on(self) -> str:
-        return f"run it again with --job-id {self.job} to go on" if self.can_go_on else ""
-
-    def _how_to_accept(self) -> str:
-        if not self.can_go_on:
-            return "run it again: this Redis was a temporary one"
-        return (
-            f"bring Redis back with these writes, or run it again with --job-id {self.job} --accept-loss to go on"
-            " without them; docs/operations.md says what that means"
-        )
-
-    def _show_logs(self) -> None:
-        self.screen.end_progress()
-        for name, tail in troubled_logs(self.workspace.logs):
-            self.screen.warn(f"the end of {name}:\n{tail}")
-
-    def _discard_unless_kept(self) -> None:
-        """Staging files of a job that nobody can continue are of no use."""
-        if not self.can_go_on:
-            discard_job(self.record)

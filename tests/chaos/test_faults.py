@@ -91,7 +91,9 @@ def test_of_two_leaders_one_acts_and_the_other_takes_over_when_it_is_frozen_or_k
 
 def test_a_record_that_is_doubled_by_hand_is_told_within_seconds_and_at_the_end(site: Site) -> None:
     chance, sequence = a_chance(), Sequence(count=4_000)
-    site.write(sequence.text)
+    # The second half waits for the alarm: a fast machine has done all before the books are compared.
+    held = "def worked(pair):\n    while pair[1] > 2_000 and not Path('go').exists():\n        time.sleep(0.01)\n"
+    site.write(sequence.text.replace("def worked(pair):\n", held))
     run = site.start("flow.py", "--workers", "2")
     run.wait_for_taken(moments(chance, sequence.taken, 1, (0.02, 0.2))[0])
     store, job = run.link
@@ -103,6 +105,7 @@ def test_a_record_that_is_doubled_by_hand_is_told_within_seconds_and_at_the_end(
     )
     wait_until(lambda: said in run.said(), "the run says so", 10.0)
     alarms = {alarm.text for alarm in store.facts(job).alarms}
+    (run.folder / "go").touch()
     run.finish(code=5)
 
     assert said.partition(": ")[2] in alarms

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,6 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from pipeline.lifecycle import JobState
 from tests.e2e.chaos import Run, Sequence, Site, wait_until
 from tests.e2e.flows import RESTING
 
@@ -132,6 +135,23 @@ def test_a_node_joins_is_drained_under_load_and_is_killed_and_every_key_stays_in
     run.finish(seconds=120.0)
     SEQUENCE.check(run.folder / "out")
     site.assert_clean("flow.py", "out", "go_on")
+
+
+def test_a_run_keeps_its_own_redis_until_nodes_that_joined_have_heard_of_the_end(site: Site) -> None:
+    site.write(RESTING.format(keys=5, count=2, first=1))
+    run = site.start("flow.py", "--workers", "1", "--node", "home")
+    owners_are(run, {"w0"})
+    node = Node(site, run, "far")
+    owners_are(run, {"w0"} | node.workers)
+
+    os.kill(node.process.pid, signal.SIGSTOP)  # its agent hears nothing, its workers work
+    (run.folder / "go_on").touch()
+    wait_until(lambda: "finished" in run.said(), "the run has said its last word", 60.0)
+    assert {run.facts().record.state for _ in range(1_000)} == {JobState.FINISHED}  # Redis stays meanwhile
+    os.kill(node.process.pid, signal.SIGCONT)
+
+    run.finish()
+    assert node.end() == 0
 
 
 def test_who_cannot_join_is_told_why(site: Site) -> None:

@@ -30,6 +30,7 @@ def test_a_pool_without_workers_is_named_and_a_node_of_it_ends_the_wait(site: Si
     said = f"stage by_key waits for a worker of pool heavy: start one with `celeriac worker {job} FILE.py --pool heavy`"
     wait_until(lambda: said in run.said(), "the run says what it waits for", 60.0)
     assert owners(run, 1) == {""}
+    assert f"nodes on this machine join it with --redis '{run.address}'" in run.said()
     assert said.partition(" start")[0] in command(site, run, "status", job)[1]
 
     code, _, errors = command(site, run, "worker", job, "flow.py", "--pool", "havy")

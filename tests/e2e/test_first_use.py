@@ -395,6 +395,23 @@ def test_records_that_standard_output_does_not_take_fail_the_job(site: Site) -> 
     site.assert_clean("flow.py")
 
 
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
+def test_an_error_output_that_is_full_or_closed_costs_messages_and_no_job(site: Site, redirection: str) -> None:
+    site.write(SMALL)
+
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *(sys.executable, "-m", "pipeline.cli.main", "run", "flow.py")],
+        cwd=site.root / "work",
+        env=site.environment(),
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    assert sum(len(path.read_text().splitlines()) for path in (site.root / "work" / "out").glob("part-*")) == 1000
+    site.assert_clean("flow.py", "out")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_full_disk_fails_the_job_with_its_path_and_leaves_nothing_there(site: Site) -> None:
     site.write(SMALL.replace("range(1000)", "['x' * 100_000] * 60"))

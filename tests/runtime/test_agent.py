@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -345,20 +347,6 @@ def test_a_log_that_has_grown_begins_anew_and_its_child_goes_on_in_it(
     assert bench.log("w1").read_text() == "on it goes\n"
 
 
-def test_the_output_of_a_service_is_left_as_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.supervision.MOST_LOG_BYTES", 1_000)
-    own = bench.folder / "own.log"
-    own.write_text("y" * 2_000)
-    bench.log("w1").parent.mkdir()
-    bench.log("w1").symlink_to(own)
-    bench.add("w1", SLEEPS)
-    bench.agent.start()
-
-    bench.round(after_seconds=6)
-
-    assert own.read_text().startswith("y" * 2_000)
-
-
 def test_a_crash_loop_is_told_once_with_the_end_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.add("w1", "print('the reason'); raise SystemExit(1)")
     bench.agent.start()
@@ -597,6 +585,72 @@ def test_the_loop_sees_a_death_and_its_own_end_at_once(tmp_path: Path, monkeypat
 
     assert not loop.is_alive()
     assert [name for name, _incarnation in bench.store.reported][:1] == ["w1"]
+
+
+SPEAKING_AGENT = r"""
+import os, sys, threading
+from stages.agent import Agent
+from stages.supervision import ChildSpec
+
+class Store:
+    def is_up(self): return True
+    def run_id(self): return "one"
+    def heard_from(self, name): return 0.0
+
+says = "import os\nfor number in range(200): os.write(1, b'child %d\\n' % number)"
+agent = Agent([ChildSpec("w1", (sys.executable, "-S", "-c", says), {}, "source", False, None)], Store())
+over = threading.Event()
+
+def write():
+    for number in range(200):
+        os.write(1, b"agent %d\n" % number)
+    while agent.children()[0].exit_code is None:
+        over.wait(0.01)
+    over.set()
+
+writing = threading.Thread(target=write)
+agent.start()
+writing.start()
+agent.run(over)
+writing.join()
+os.write(1, b"agent has ended\n")
+"""
+
+
+@contextmanager
+def a_file(folder: Path) -> Iterator[tuple[int, Callable[[], str]]]:
+    with open(folder / "log", "wb") as file:
+        yield file.fileno(), (folder / "log").read_text
+
+
+@contextmanager
+def a_socket(_: Path) -> Iterator[tuple[int, Callable[[], str]]]:
+    """As systemd gives its services for their output: it cannot be opened by a name."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+        def text() -> str:
+            theirs.close()
+            with ours.makefile() as lines:
+                return lines.read()
+
+        yield theirs.fileno(), text
+
+
+@pytest.mark.parametrize("place", [a_file, a_socket])
+def test_a_child_without_a_log_of_its_own_writes_where_its_agent_does_and_no_line_is_lost(
+    tmp_path: Path, place: Callable[[Path], AbstractContextManager[tuple[int, Callable[[], str]]]]
+) -> None:
+    with place(tmp_path) as (output, text):
+        subprocess.run([sys.executable, "-c", SPEAKING_AGENT], stdout=output, check=True, timeout=60)
+        lines = text().splitlines()
+
+    assert [line for line in lines if line.startswith("agent")] == [
+        *(f"agent {number}" for number in range(200)),
+        "agent has ended",
+    ]
+    assert [line for line in lines if line.startswith("child")] == [f"child {number}" for number in range(200)]
 
 
 def test_a_killed_agent_leaves_no_orphan(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from pipeline import Pipeline, read, write
+from pipeline.cli.finishing import Finish
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.link import Link
 from pipeline.cli.main import run_command
 from pipeline.cli.openings import open_job, still_held
-from pipeline.cli.run import Run
 from pipeline.cli.screen import Screen
 from pipeline.cli.services import NodeProcess, Server
 from pipeline.embedded.redis import EmbeddedRedis
@@ -260,7 +260,7 @@ def test_a_finished_job_stays_finished_when_it_cannot_be_read_any_more(
     def broken(*_: Any) -> None:
         raise StoreError("Redis has gone (by the test)")
 
-    monkeypatch.setattr(Run, "_read_all", broken)
+    monkeypatch.setattr(Finish, "_read_all", broken)
     monkeypatch.chdir(tmp_path)
     Path("flow.py").write_text(TEXT)
 

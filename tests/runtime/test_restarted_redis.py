@@ -730,7 +730,7 @@ def test_what_is_published_while_redis_loses_its_last_writes_does_not_count_as_t
             )
 
             with pytest.raises(TailLost, match="the run had seen commits up to 3-1/0"):
-                run._publish(job.jobs, facts)
+                run.finish.publish(facts)
 
         assert job.jobs.state("j") is JobState.FAILED
         assert "stage 0 partition 0: the run had seen" in losses(job)[0]
