@@ -262,6 +262,8 @@ class Agent:
             return
         child.state = ChildState.WAITING
         child.due_at = now + decision.delay_seconds
+        if child.quick_deaths == 0:
+            child.quick_since = child.started_at
         child.quick_deaths = decision.quick_deaths
         logger.warning(
             "died role=%s child=%s code=%s incarnation=%s restart_in_seconds=%.1f",

@@ -20,7 +20,7 @@ from typing import Final
 
 from pipeline.cli.nodes import NodeSettings
 from pipeline.embedded.forks import name_process
-from pipeline.embedded.process import end_this_process
+from pipeline.embedded.process import end_this_process, exit_words
 from pipeline.errors import CeleriacError, DecodingError, JobStateError, StoreError, StoreUnavailable, UnknownJob
 from pipeline.faultlog import FaultLog
 from pipeline.lifecycle import JobState
@@ -29,6 +29,7 @@ from pipeline.store import keys
 from pipeline.store.agents import AgentLink
 from pipeline.store.connection import connect
 from pipeline.store.jobs import JobStore
+from pipeline.store.leadership import LeaderRegistry
 from pipeline.store.scripts import Scripts
 from pipeline.versions import Wanted, wanted_for
 from stages.agent import Agent
@@ -45,7 +46,10 @@ SOURCE: Final = "source"
 
 SOURCE_RESTARTS: Final = 5
 LEADER_DEATHS: Final = 8
-"""So many deaths in a row, each soon after the start, are no bad luck."""
+"""So many deaths in a row, each soon after the start, are no bad luck for a leader that has not led meanwhile."""
+
+LED_DEATHS: Final = 50
+"""Nor are so many, which take four minutes, for one that has."""
 
 _OF_POOL: Final = "-w"
 """Between a pool and a number. Nodes that join call their workers `node.w0`, and a pool's name has no dot."""
@@ -90,7 +94,9 @@ def run_node(settings: NodeSettings, stop: threading.Event, starter: Starter) ->
     link = AgentLink(_scripts(settings), settings.job)
     wanted = wanted_versions(link, stop)
     agent = Agent(child_specs(settings, earlier_incarnations(link, stop), wanted), link, starter=starter)
-    watch = ChildWatch(agent.children, settings, JobStore(_scripts(settings)), time.monotonic())
+    scripts = _scripts(settings)
+    leader = LeaderRegistry(scripts, keys.own_leader_name(settings.job))
+    watch = ChildWatch(agent.children, settings, JobStore(scripts), leader, time.monotonic())
     threads = [threading.Thread(target=watch.run, args=(stop,), name="watch")]
     rolling = Rolling(agent, AgentLink(_scripts(settings), settings.job), partial(named_spec, settings), wanted)
     threads.append(threading.Thread(target=rolling.run, args=(stop,), name="rolling"))
@@ -235,16 +241,18 @@ def _common(settings: NodeSettings) -> dict[str, str]:
 
 
 def hopeless(child: ChildStatus, is_heard: bool, is_endless: bool = False) -> str:
-    """Why this child will never do its work, or nothing. `is_heard`: a worker of its name has sent a heartbeat.
+    """Why this child will never do its work, or nothing.
 
+    is_heard: of a worker, whether one of its name has sent a heartbeat; of a leader, whether it has led since its
+    deaths come soon after its starts: somebody may kill it again and again.
     A feeder that is endless may die now and then for as long as its job runs, but not again and again at its start.
     """
     if child.state is ChildState.DONE:
         return ""
     if child.role == SOURCE and child.deaths > SOURCE_RESTARTS and (child.is_crash_looping or not is_endless):
         return f"the feeder of {child.name} died {child.deaths} times"
-    if child.role == LEADER and child.is_crash_looping and child.deaths >= LEADER_DEATHS:
-        return f"the leader died {child.deaths} times at its start"
+    if child.role == LEADER and child.quick_deaths >= (LED_DEATHS if is_heard else LEADER_DEATHS):
+        return f"the leader died {child.quick_deaths} times, each soon after its start"
     if child.role == WORKER and child.is_crash_looping and not is_heard:
         return f"worker {child.name} died {child.deaths} times at its start"
     return ""
@@ -257,6 +265,7 @@ class ChildWatch:
     children: Callable[[], tuple[ChildStatus, ...]]
     settings: NodeSettings
     store: JobStore
+    leader: LeaderRegistry
     started_at: float
 
     def run(self, stop: threading.Event) -> None:
@@ -276,19 +285,24 @@ class ChildWatch:
     def run_once(self, now: float) -> bool:
         """True when the job was made to fail. Raises StoreError."""
         for child in self.children():
-            is_suspect = child.role == WORKER and child.is_crash_looping
-            # One that cannot run another version is for the upgrade to bring back.
-            is_known = is_suspect and (bool(child.version) or self._is_heard(child.name, now))
             is_endless = child.name.removeprefix("source ") in self.settings.endless
-            reason = hopeless(child, is_known, is_endless)
+            reason = hopeless(child, child.is_crash_looping and self._is_heard(child, now), is_endless)
             if reason:
-                words = last_words(self._log(child))
-                self.store.transition(self.settings.job, JobState.FAILED, f"{reason}; it said: {words}")
+                how = "could not be started" if child.exit_code is None else exit_words(child.exit_code)
+                words = f"at last it {how}, and said: {last_words(self._log(child))}"
+                self.store.transition(self.settings.job, JobState.FAILED, f"{reason}; {words}")
                 _log.error("job=%s failed: %s", self.settings.job, reason)
                 return True
         return False
 
-    def _is_heard(self, worker: str, now: float) -> bool:
+    def _is_heard(self, child: ChildStatus, now: float) -> bool:
+        if child.role == LEADER:
+            heard_seconds = self.leader.heard_seconds()
+            return heard_seconds is not None and heard_seconds < now - child.quick_since
+        # One that cannot run another version is for the upgrade to bring back.
+        return child.role == WORKER and (bool(child.version) or self._is_worker_heard(child.name, now))
+
+    def _is_worker_heard(self, worker: str, now: float) -> bool:
         workers = self.store.facts(self.settings.job).workers
         return any(each.name == worker and each.age_seconds < now - self.started_at for each in workers)
 

@@ -128,7 +128,11 @@ class ChildState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChildStatus:
-    """A child as it is now. `pid` is 0 unless a process exists, `exit_code` None before the first death."""
+    """A child as it is now. `pid` is 0 unless a process exists, `exit_code` None before the first death.
+
+    quick_deaths: how many in a row came soon after a start; quick_since: when the first of these was started, in
+    monotonic seconds.
+    """
 
     name: str
     role: str
@@ -137,8 +141,13 @@ class ChildStatus:
     incarnation: str
     deaths: int
     exit_code: int | None
-    is_crash_looping: bool
+    quick_deaths: int
+    quick_since: float
     version: str = ""
+
+    @property
+    def is_crash_looping(self) -> bool:
+        return self.quick_deaths >= CRASH_LOOP_DEATHS
 
     @property
     def is_replaced(self) -> bool:
@@ -228,6 +237,7 @@ class Child:
     starts: int = 0
     deaths: int = 0
     quick_deaths: int = 0
+    quick_since: float = 0.0
     exit_code: int | None = None
     is_retired: bool = False
     pidfd: int = -1
@@ -306,7 +316,8 @@ class Child:
             self.incarnation,
             self.deaths,
             self.exit_code,
-            self.quick_deaths >= CRASH_LOOP_DEATHS,
+            self.quick_deaths,
+            self.quick_since,
             self.spec.version,
         )
 

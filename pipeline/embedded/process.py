@@ -74,6 +74,16 @@ def end_process(process: Child, seconds: float) -> None:
         process.wait()
 
 
+def exit_words(code: int) -> str:
+    """`ended with exit code 3`, or `was killed by SIGKILL` for a negative code, as subprocess gives it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
 def run_and_end(main: Callable[[], int]) -> NoReturn:
     """Ends this process, from its main thread, with what `main` returns or raises, as Python ends a program.
 

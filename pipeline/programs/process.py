@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import IO, Final
 
-from pipeline.embedded.process import die_with_parent
+from pipeline.embedded.process import die_with_parent, exit_words
 from pipeline.programs.protocols import Answers, Malformed
 from pipeline.wording import counted
 
@@ -232,16 +232,6 @@ def _prepare(memory_bytes: int | None) -> Callable[[], None]:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     return arm_and_limit
-
-
-def exit_words(code: int) -> str:
-    """`ended with exit code 3`, or `was killed by SIGKILL` for a negative code, as subprocess gives it."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def shortened(command: str) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Final, Protocol
 
+from pipeline.embedded.process import exit_words
 from pipeline.errors import EnvironmentFault, PipelineError, ProgramError
 from pipeline.graph import External, Node
 from pipeline.kernel.chain import inherit
 from pipeline.kernel.contract import Emitted, Runner
 from pipeline.programs.checking import program_missing
-from pipeline.programs.process import Ended, Late, Program, exit_words
+from pipeline.programs.process import Ended, Late, Program
 from pipeline.programs.protocols import (
     Answers,
     ForwardAnswers,

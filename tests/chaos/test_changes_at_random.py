@@ -123,6 +123,11 @@ class Changes:
         if self._node is not None:
             assert self._node.wait(30) == 0
 
+    def clear(self) -> None:
+        if self._node is not None:
+            self._node.kill()
+            self._node.wait()
+
     def _command(self, *arguments: str, victims: Sequence[str] = ("w0", "w1", "leader")) -> None:
         """To its end; meanwhile, half of the times, a process of the job is killed."""
         process = subprocess.Popen(
@@ -133,14 +138,15 @@ class Changes:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        try:
-            if self._chance.random() < 0.5:
-                taken = self._run.taken()
-                self._run.wait_for_taken(taken + self._chance.randrange(1, 2_000))
-                self._run.kill(self._chance.choice(victims))
-            said, _ = process.communicate(timeout=90)
-        finally:
-            process.kill()
+        with process:
+            try:
+                if self._chance.random() < 0.5:
+                    taken = self._run.taken()
+                    self._run.wait_for_taken(taken + self._chance.randrange(1, 2_000))
+                    self._run.kill(self._chance.choice(victims))
+                said, _ = process.communicate(timeout=90)
+            finally:
+                process.kill()
         self._run.assert_running()
         assert process.returncode == 0, (arguments, said)
 
@@ -156,13 +162,16 @@ def test_whatever_changes_at_random_among_kills_every_key_is_in_order_and_once(s
     run.wait_for_taken(2_000)
 
     changes, until = Changes(site, run, chance), monotonic() + SECONDS
-    while monotonic() < until:
-        changes.one()
-    taken = run.taken()
-    run.wait_for_taken(taken + 3 * KEYS)
-    (run.folder / "enough").touch()
-    run.finish()
-    changes.end()
+    try:
+        while monotonic() < until:
+            changes.one()
+        taken = run.taken()
+        run.wait_for_taken(taken + 3 * KEYS)
+        (run.folder / "enough").touch()
+        run.finish()
+        changes.end()
+    finally:
+        changes.clear()
 
     assert "the books balance: " in run.said()
     last = check_paced(run.folder / "out", KEYS)

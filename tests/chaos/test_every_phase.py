@@ -116,7 +116,7 @@ class Agent:
     def children(self) -> tuple[ChildStatus, ...]:
         incarnation = self._crew.job.workers[self._name].ownership.incarnation
         version = self._crew.told.get(self._name, "")
-        return (ChildStatus(self._name, "worker", ChildState.RUNNING, 1, incarnation, 0, None, False, version),)
+        return (ChildStatus(self._name, "worker", ChildState.RUNNING, 1, incarnation, 0, None, 0, 0.0, version),)
 
     def replace(self, spec: ChildSpec, deadline_seconds: float) -> None:
         number = int(self._crew.job.workers.pop(self._name).ownership.incarnation.partition("-")[0])

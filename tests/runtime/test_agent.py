@@ -365,11 +365,13 @@ def test_a_crash_loop_is_told_once_with_the_end_of_the_log(bench: Bench, caplog:
 def test_a_child_that_recovers_from_a_crash_loop_is_no_longer_called_one(bench: Bench) -> None:
     once = bench.folder / "count"
     bench.add("w1", f"open({str(once)!r}, 'a').write('x'); n = len(open({str(once)!r}).read());\nif n > 5: {SLEEPS}")
+    began = bench.now
     bench.agent.start()
     for deaths in range(1, 6):
         bench.rounds_until(lambda deaths=deaths: bench.child("w1").deaths == deaths)  # type: ignore[misc]
         bench.round(after_seconds=5.0)
     assert bench.child("w1").is_crash_looping
+    assert bench.child("w1").quick_since == began
 
     bench.round(after_seconds=10.1)
 

@@ -56,8 +56,8 @@ def a_settings() -> NodeSettings:
     return NodeSettings(NOBODY, "job", "flow.py", 2, ("lines", "more lines"), "", "/logs", "/tmp/x")
 
 
-def a_child(role: str, deaths: int, *, looping: bool = False, state: ChildState = ChildState.WAITING) -> ChildStatus:
-    return ChildStatus("it", role, state, 0, "1-a", deaths, 1, looping)
+def a_child(role: str, deaths: int, *, quick: int = 0, state: ChildState = ChildState.WAITING) -> ChildStatus:
+    return ChildStatus("it", role, state, 0, "1-a", deaths, 1, quick, 0.0)
 
 
 @pytest.mark.parametrize("command", [[], ["--help"], ["run", "--help"], ["-h"]])
@@ -484,11 +484,13 @@ def test_a_node_keeps_a_leader_the_workers_and_a_feeder_for_each_source() -> Non
         (a_child("source", 5), False, False),
         (a_child("source", 6), False, True),
         (a_child("source", 6, state=ChildState.DONE), False, False),
-        (a_child("leader", 7, looping=True), False, False),
-        (a_child("leader", 8, looping=True), False, True),
+        (a_child("leader", 80, quick=7), False, False),
+        (a_child("leader", 8, quick=8), False, True),
+        (a_child("leader", 49, quick=49), True, False),
+        (a_child("leader", 50, quick=50), True, True),
         (a_child("leader", 80), False, False),
-        (a_child("worker", 5, looping=True), False, True),
-        (a_child("worker", 5, looping=True), True, False),
+        (a_child("worker", 5, quick=5), False, True),
+        (a_child("worker", 50, quick=50), True, False),
         (a_child("worker", 50), False, False),
     ],
 )
@@ -496,9 +498,9 @@ def test_a_child_is_given_up_only_when_it_can_never_work(child: ChildStatus, is_
     assert bool(hopeless(child, is_heard)) is is_hopeless
 
 
-@pytest.mark.parametrize(("looping", "is_hopeless"), [(False, False), (True, True)])
-def test_an_endless_feeder_is_given_up_only_when_it_dies_at_its_start(looping: bool, is_hopeless: bool) -> None:
-    assert bool(hopeless(a_child("source", 50, looping=looping), False, is_endless=True)) is is_hopeless
+@pytest.mark.parametrize(("quick", "is_hopeless"), [(4, False), (5, True)])
+def test_an_endless_feeder_is_given_up_only_when_it_dies_at_its_start(quick: int, is_hopeless: bool) -> None:
+    assert bool(hopeless(a_child("source", 50, quick=quick), False, is_endless=True)) is is_hopeless
 
 
 def test_the_last_words_of_a_log_are_its_last_line_that_says_something(folder: Path) -> None:

@@ -40,7 +40,7 @@ class FakeAgent:
         self.replaced: list[str] = []
 
     def children(self) -> tuple[ChildStatus, ...]:
-        return (ChildStatus("w0", "worker", ChildState.RUNNING, 1, "1-a", 0, None, False, self.version),)
+        return (ChildStatus("w0", "worker", ChildState.RUNNING, 1, "1-a", 0, None, 0, 0.0, self.version),)
 
     def replace(self, spec: ChildSpec, deadline_seconds: float) -> None:
         self.version = spec.version
