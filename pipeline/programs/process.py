@@ -63,6 +63,8 @@ class Program:
         self._input: IO[bytes] = process.stdin
         self._output: IO[bytes] = process.stdout
         self._errors: IO[bytes] = process.stderr
+        self.exit_code: int | None = None
+        """Of one that has ended by itself, as `end` has found."""
         self._has_errors = True
         self._said = b""
         for pipe in (self._input, self._output, self._errors):
@@ -122,7 +124,8 @@ class Program:
         self._wait(monotonic() + _GRACE_SECONDS)
         has_ended = self.has_ended
         self.kill()
-        return exit_words(self._process.returncode) if has_ended else "closed its output"
+        self.exit_code = self._process.returncode if has_ended else None
+        return "closed its output" if self.exit_code is None else exit_words(self.exit_code)
 
     def last_words(self) -> str:
         """The end of its standard error, or nothing."""

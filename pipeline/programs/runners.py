@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from pipeline.embedded.process import exit_words
 from pipeline.errors import EnvironmentFault, PipelineError, ProgramError
@@ -34,6 +35,11 @@ from pipeline.programs.protocols import (
 from pipeline.records import Batch
 
 logger = logging.getLogger(__name__)
+
+_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
+"""The exit codes of a program that did not end by itself."""
+
+_ONCE_MORE: Final = "a program was killed with one record in hand, which is tried once more: operator=%s"
 
 _TO_FLUSH: Final = (
     "it must answer each record and flush at once (python -u, sed -u, jq --unbuffered, stdbuf -oL); "
@@ -84,9 +90,9 @@ class _Lasting:
     def __call__(self, batch: Batch) -> Batch:
         node = self._node
         if node.protocol == "json":
-            outputs = self._ask(json_request(batch), JsonAnswers(), len(batch))
+            outputs = self._ask(json_request(batch), JsonAnswers, len(batch))
             return inherit(node.name, batch, Emitted(*outputs))
-        outputs = self._ask(forward_request(batch), ForwardAnswers(), len(batch))
+        outputs = self._ask(forward_request(batch), ForwardAnswers, len(batch))
         made = inherit(node.name, batch, Emitted(*outputs))
         return Batch(made.values, None, made.times, made.ids)
 
@@ -95,11 +101,22 @@ class _Lasting:
         if program is not None:
             program.close()
 
-    def _ask(self, request: bytes, answers: Answers, wanted: int) -> Outputs:
+    def _ask(self, request: bytes, kind: Callable[[], Answers], wanted: int) -> Outputs:
+        deadline = monotonic() + self._node.timeout_seconds
+        try:
+            return self._converse(request, kind(), wanted, deadline)
+        except Ended:
+            logger.warning(_ONCE_MORE, self._node.name)
+            return self._converse(request, kind(), wanted, deadline, is_again=True)
+
+    def _converse(
+        self, request: bytes, answers: Answers, wanted: int, deadline: float, *, is_again: bool = False
+    ) -> Outputs:
+        """Raises Ended when the record is to be tried again in another program: see `_may_be_innocent`."""
         program = self._running()
         self._program = None  # one that goes wrong, in whatever way, is not asked again
         try:
-            program.converse(request, answers, wanted, monotonic() + self._node.timeout_seconds)
+            program.converse(request, answers, wanted, deadline)
             outputs = answers.outputs()
         except Rejected as error:
             self._program = program
@@ -110,8 +127,10 @@ class _Lasting:
             why = f"{answered} in {self._node.timeout_seconds:g} s"
             raise _failure(self._node, program, why, _TO_FLUSH) from error
         except Ended as error:
-            why = f"{program.end()} after {answers.count} of {wanted} answers"
-            raise _failure(self._node, program, why) from error
+            how = program.end()
+            if not is_again and _may_be_innocent(program.exit_code, wanted):
+                raise
+            raise _failure(self._node, program, f"{how} after {answers.count} of {wanted} answers") from error
         except Malformed as error:
             program.kill()
             raise _failure(self._node, program, str(error)) from error
@@ -139,10 +158,23 @@ class _PerBatch:
                 f"operator {node.name!r} is a program of plain lines, and its stream has event times, which it loses",
                 hint='take the event time behind it, or use protocol="json"',
             )
-        request, answers = lines_request(batch.values), LineAnswers()
+        request, deadline = lines_request(batch.values), monotonic() + node.timeout_seconds
+        program, code, values = self._run(request, deadline)
+        if _may_be_innocent(code, len(batch)):
+            logger.warning(_ONCE_MORE, node.name)
+            program, code, values = self._run(request, deadline)
+        if code not in node.exit_codes:
+            silent = code == 1 and not program.last_words()
+            hint = "a filter that selects nothing, as grep does? then give exit_codes=(0, 1)" if silent else ""
+            raise _failure(node, program, exit_words(code), hint)
+        return Batch(values)
+
+    def _run(self, request: bytes, deadline: float) -> tuple[Program, int, list[Any]]:
+        """(the program, which has ended; its exit code; its outputs)."""
+        node, answers = self._node, LineAnswers()
         program = _start(node)
         try:
-            code = program.run(request, answers, monotonic() + node.timeout_seconds)
+            code = program.run(request, answers, deadline)
             values, _ = answers.outputs()
         except Late as error:
             program.kill()
@@ -150,11 +182,7 @@ class _PerBatch:
         except Malformed as error:
             program.kill()
             raise _failure(node, program, str(error)) from error
-        if code not in node.exit_codes:
-            silent = code == 1 and not program.last_words()
-            hint = "a filter that selects nothing, as grep does? then give exit_codes=(0, 1)" if silent else ""
-            raise _failure(node, program, exit_words(code), hint)
-        return Batch(values)
+        return program, code, values
 
     def close(self) -> None:
         """Nothing runs between two batches."""
@@ -170,6 +198,14 @@ def _start(node: External) -> Program:
             f"the program {node.argv[0]!r} of operator {node.name!r} cannot be started: {error}",
             hint="a script needs a first line like #!/bin/sh, and the right to be executed",
         ) from error
+
+
+def _may_be_innocent(exit_code: int | None, records: int) -> bool:
+    """Whether a record that was alone with a program that has ended is to be tried once more.
+
+    Somebody, as Linux when memory is short, may have killed the program, for the second time since its batch began.
+    """
+    return records == 1 and exit_code in _FROM_OUTSIDE
 
 
 def _failure(node: External, program: Program, why: str, hint: str = "") -> ProgramError:

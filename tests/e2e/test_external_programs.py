@@ -84,8 +84,7 @@ def test_logs_equal_the_standard_library_whoever_is_killed(site: Site) -> None:
 
     for number, moment in enumerate(moments(chance, 4 * 15_000, 6)):
         run.wait_for_taken(moment)
-        # Behind a killed worker records are run singly for a while, and a program that dies with one gives it up. So
-        # does a third worker that is killed with the same one in hand.
+        # A third worker that is killed with the same record in hand gives it up.
         if number < 4:
             kill_a_program(run, chance)
         else:

@@ -214,6 +214,54 @@ def test_a_program_that_is_killed_in_a_batch_is_named_and_the_next_batch_has_a_n
     assert run(Batch(["a"])).values != first
 
 
+KILLED_AT_FIRST = """
+    import os, pathlib, signal, sys
+    line = sys.stdin.readline()
+    died = pathlib.Path({died!r})
+    deaths = len(died.read_text()) if died.exists() else 0
+    died.write_text("x" * (deaths + 1))
+    if deaths < {deaths}:
+        os.kill(os.getpid(), signal.{signal})
+    {answer}
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+ANSWERS = {
+    "json": ("print('[1]')", 1),
+    "forward": ("print('forward\\nkey: a\\nvalue: 1')", {"key": "a", "value": "1"}),
+    "lines": ("print('1')", "1"),
+}
+
+
+@pytest.mark.parametrize("protocol", ANSWERS)
+@pytest.mark.parametrize(("signal", "deaths", "is_given_up"), [("SIGKILL", 1, False), ("SIGTERM", 2, True)])
+def test_a_record_alone_is_tried_once_more_where_its_program_was_killed(
+    runner: MakeRunner, tmp_path: Path, protocol: str, signal: str, deaths: int, is_given_up: bool
+) -> None:
+    died, (answer, value) = tmp_path / "died", ANSWERS[protocol]
+    text = KILLED_AT_FIRST.format(died=str(died), deaths=deaths, signal=signal, answer=answer)
+    run = runner(*python(text), protocol=protocol)
+
+    if is_given_up:
+        with pytest.raises(ProgramError, match="was killed by SIGTERM"):
+            run(Batch(["a"]))
+    else:
+        assert run(Batch(["a"])).values == [value]
+    assert len(died.read_text()) == 2
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_record_whose_program_ends_by_itself_is_not_tried_again(runner: MakeRunner, tmp_path: Path, end: str) -> None:
+    died = tmp_path / "died"
+    text = KILLED_AT_FIRST.format(died=str(died), deaths=0, signal="SIGKILL", answer=end)
+
+    with pytest.raises(ProgramError, match=r"(ended with exit code 3|was killed by SIGSEGV) after 0 of 1 answers"):
+        runner(*python(text))(Batch(["a"]))
+
+    assert len(died.read_text()) == 1
+
+
 def test_a_program_that_ends_is_named_with_its_exit_code(runner: MakeRunner) -> None:
     run = runner("sh", "-c", "read -r line; echo no such thing >&2; exit 3")
 
