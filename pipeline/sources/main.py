@@ -43,6 +43,8 @@ AWAY: Final = 1
 WRONG_PIPELINE: Final = 2
 BAD_INPUT: Final = 3
 
+_LATER_SECONDS: Final = 0.01
+
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +80,7 @@ class FeederSettings:
 def main() -> int:
     """Feeds the source that the environment names and returns the exit code."""
     signal.signal(signal.SIGTERM, _leave)
+    sys.unraisablehook = _leave_later
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = FeederSettings.from_environment(os.environ)
@@ -88,13 +91,27 @@ def main() -> int:
         return run_feeder(settings)
     finally:
         # It ends by itself: SystemExit in the middle of Spark's end would look like a fault in the log.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class _Leaving(SystemExit):
+    pass
 
 
 def _leave(_number: int, _frame: object) -> None:
     """Ends by the ordinary way, so that Spark's JVM and its files go too; a second signal does not cut that short."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(0)
+    raise _Leaving(0)
+
+
+def _leave_later(report: sys.UnraisableHookArgs, /) -> None:
+    """Python drops what is raised in a finalizer: it is raised once more then, by a signal that comes in a moment."""
+    if isinstance(report.exc_value, _Leaving):
+        signal.signal(signal.SIGALRM, _leave)
+        signal.setitimer(signal.ITIMER_REAL, _LATER_SECONDS)
+    else:
+        sys.__unraisablehook__(report)
 
 
 def run_feeder(settings: FeederSettings) -> int:

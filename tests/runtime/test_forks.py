@@ -40,9 +40,9 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 
-BROKEN = "def main():\n    raise OSError('broken on purpose')\n"
+BROKEN = "import sys\n\ndef main():\n    sys.stdin.read()\n    raise OSError('broken on purpose')\n"
 
-LEAVES = "import sys\n\ndef main():\n    sys.exit({})\n"
+LEAVES = "import sys\n\ndef main():\n    sys.stdin.read()\n    sys.exit({})\n"
 
 LIVES = "import time\n\ndef main():\n    print('here', flush=True)\n    time.sleep(600)\n    return 0\n"
 

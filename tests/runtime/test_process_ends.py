@@ -72,3 +72,39 @@ def test_a_process_ends_behind_its_threads_and_what_is_registered_for_its_end(co
 def test_a_process_whose_output_is_full_ends_with_its_code() -> None:
     with open("/dev/full", "wb") as full:
         assert run(3, full).returncode == 3
+
+
+LEAVES_IN_A_FINALIZER = """
+import os, signal, threading
+from pipeline.sources import main as feeder
+
+class Told:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:  # until the handler has run
+            pass
+
+def feed(settings):
+    told = Told()
+    del told
+    print("goes on", flush=True)
+    threading.Event().wait(30)
+
+feeder.run_feeder = feed
+feeder.main()
+print("has returned")
+"""
+
+
+def test_a_feeder_that_is_told_to_leave_while_a_finalizer_runs_leaves_behind_that_and_says_nothing() -> None:
+    needed = dict.fromkeys(("CELERIAC_REDIS", "CELERIAC_JOB", "CELERIAC_SOURCE", "CELERIAC_PIPELINE"), "x")
+
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES_IN_A_FINALIZER],
+        env={**os.environ, **needed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
