@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 WAKING: Final = signal.SIGUSR1
@@ -14,6 +16,7 @@ WAKING: Final = signal.SIGUSR1
 
 _FIRST_SECONDS: Final = 0.01
 _TIMES: Final = 8
+_GONE_SECONDS: Final = 1.0
 _OWN: Final = 0  # the number of no signal
 
 
@@ -52,8 +55,16 @@ class Waker:
         self._is_over.set()
         self._write()  # a process that was forked meanwhile keeps the pipe from having an end
         self._thread.join()
+        self._wait_until_gone()
         os.close(self._writing)
         os.close(self._reading)
+
+    def _wait_until_gone(self) -> None:
+        """A thread that Python has joined is there for Linux a moment longer, and nothing is forked beside a thread."""
+        until = time.monotonic() + _GONE_SECONDS
+        thread = Path(f"/proc/self/task/{self._thread.native_id}")
+        while thread.exists() and time.monotonic() < until:
+            time.sleep(0.0002)
 
     def _write(self) -> None:
         with suppress(BlockingIOError):  # it is full: then there is something to read

@@ -327,6 +327,16 @@ def test_there_is_a_waking_thread_only_while_signals_are_raised() -> None:
     assert (signal.getsignal(signal.SIGUSR1), signal.set_wakeup_fd(-1)) == (before, -1)
 
 
+def test_linux_has_no_waking_thread_any_more_once_signals_are_not_raised() -> None:
+    """Else the node of some runs would not be forked."""
+    with Interrupts() as interrupts:
+        before = os.listdir("/proc/self/task")
+        for _ in range(500):
+            with interrupts.immediate():
+                pass
+            assert os.listdir("/proc/self/task") == before
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from Python 3.12 on: there are threads
 def test_a_process_that_was_forked_meanwhile_keeps_no_waker_from_its_end() -> None:
     with Interrupts() as interrupts:

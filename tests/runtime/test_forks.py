@@ -186,12 +186,16 @@ def test_the_node_of_a_run_that_cannot_begin_is_gone_with_it(tmp_path: Path, arg
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    wait_until((tmp_path / "here").exists, "the file is being read")
-    children = psutil.Process(run.pid).children(recursive=True)
-    assert bool(children) == (not arguments), "in the folder of a job another run may be at work"
+    with run:
+        try:
+            wait_until((tmp_path / "here").exists, "the file is being read")
+            children = psutil.Process(run.pid).children(recursive=True)
+            assert bool(children) == (not arguments), "in the folder of a job another run may be at work"
 
-    run.send_signal(signal.SIGINT)
+            run.send_signal(signal.SIGINT)
 
-    assert run.wait(30) == 130
+            assert run.wait(30) == 130
+        finally:
+            run.kill()
     assert psutil.wait_procs(children, 10)[1] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flow.py", "here"]
