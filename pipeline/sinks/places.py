@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,9 @@ FILE_FORMATS: Final = frozenset({"text", "jsonl", "csv", "parquet", "delta"})
 """The formats that this package writes; the others go through Redis streams."""
 
 EXTENSIONS: Final = {"text": "txt", "jsonl": "jsonl", "csv": "csv", "parquet": "parquet", "delta": "parquet"}
+
+_REMOVING_SECONDS: Final = 5.0
+_OF_OTHERS: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
 
 _STAGED_NAME: Final = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,19})-(\d{1,9})\.(?:txt|jsonl)")
 _HINTS: Final = {
@@ -89,12 +93,16 @@ def make_folder(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Removes the folder and all in it; a missing one is fine. Raises OSError."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        # Another process of this job removes the same folder: whoever comes last finishes.
-        if path.exists():
+    until = time.monotonic() + _REMOVING_SECONDS
+    while path.exists():
+        try:
             shutil.rmtree(path)
+        except OSError as error:
+            # Another process of this job removes the same folder, or begins a file in it, as it publishes and does not
+            # know yet that the job was removed: whoever comes last finishes.
+            if error.errno not in _OF_OTHERS or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def disk_fault(error: OSError, path: Path, action: str) -> SinkError:

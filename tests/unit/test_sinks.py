@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from pipeline.errors import DecodingError, EncodingError, SinkError
 from pipeline.plan import SinkPlan
 from pipeline.records import Batch
 from pipeline.sinks import parts
-from pipeline.sinks.places import side_folder, staging_folder, target_path
+from pipeline.sinks.places import remove_folder, side_folder, staging_folder, target_path
 from pipeline.sinks.publisher import Published, check_target, discard, publish
 from pipeline.sinks.rows import encode_rows
 from pipeline.sinks.staging import StagedFacts, StagingFile
@@ -581,6 +583,26 @@ def test_rows_that_spark_lost_are_noticed(tmp_path: Path) -> None:
         publish(sink, JOB, facts, spark_writer=loses_one)
 
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_removed_though_another_process_still_writes_into_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    begun = threading.Event()
+
+    def write() -> None:
+        with suppress(FileNotFoundError):  # it was removed: what comes next fails
+            for number in range(3_000):
+                (folder / str(number)).touch()
+                begun.set()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert begun.wait(10)
+    remove_folder(folder)
+    writing.join()
+
+    assert not folder.exists()
 
 
 def test_discard_removes_the_staging_folder_and_keeps_the_result(tmp_path: Path) -> None:
